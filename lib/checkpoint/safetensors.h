@@ -1,0 +1,52 @@
+/* The safetensors container: a validated directory of named tensors in one file, read by offset through the file
+ * table (no mmap), and its writer. craft.md 8.3-D lists what is refused; every refusal names tensor and byte. */
+#ifndef GLM52_CHECKPOINT_SAFETENSORS_H
+#define GLM52_CHECKPOINT_SAFETENSORS_H
+
+#include "base/dtype.h"
+#include "base/host.h"
+
+enum { SAFETENSORS_DIMENSIONS = 8 };
+
+struct safetensor {
+    char *name;
+    glm52_dtype dtype;
+    int dimensions;
+    int64_t shape[SAFETENSORS_DIMENSIONS];
+    uint64_t offset, bytes;     /* in the file */
+    int file;                   /* shard number */
+};
+
+/* One file, or a directory with model.safetensors or model.safetensors.index.json, or an index file itself. */
+struct safetensors {
+    struct host *host;
+    struct safetensor *tensor;  /* sorted by name */
+    size_t tensors;
+    struct safetensors_file { char *path; void *handle; uint64_t size; } *file;
+    int files;
+};
+
+glm52_status safetensors_open(struct host *host, const char *path, struct safetensors *out);
+void safetensors_close(struct safetensors *s);
+const struct safetensor *safetensors_find(const struct safetensors *s, const char *name); /* NULL if absent */
+/* Reads `count` elements from element `first` into host memory, as stored. */
+glm52_status safetensors_read(const struct safetensors *s, const struct safetensor *t, uint64_t first, uint64_t count,
+                              void *out);
+/* The same, converted to fp32 (from F32, BF16, F16, F64). */
+glm52_status safetensors_read_f32(const struct safetensors *s, const struct safetensor *t, uint64_t first,
+                                  uint64_t count, float *out);
+
+/* Writing: declare every tensor, then give the bytes in the declared order, in pieces of any size. Files above
+ * shard_bytes are split (model-00001-of-0000N.safetensors and an index). Written beside the final names and renamed at
+ * the end; on failure or abort the temporary files are removed and older files stay. */
+struct safetensors_writer;
+glm52_status safetensors_writer_create(struct host *host, const char *directory, const char *stem /* "model" */,
+                                       uint64_t shard_bytes, struct safetensors_writer **out);
+glm52_status safetensors_writer_declare(struct safetensors_writer *w, const char *name, glm52_dtype dtype, int dimensions,
+                                        const int64_t *shape);
+glm52_status safetensors_writer_metadata(struct safetensors_writer *w, const char *key, const char *value);
+glm52_status safetensors_writer_write(struct safetensors_writer *w, const void *data, size_t bytes);
+glm52_status safetensors_writer_finish(struct safetensors_writer **w); /* frees in every case */
+void safetensors_writer_abort(struct safetensors_writer **w);
+
+#endif

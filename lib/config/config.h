@@ -1,0 +1,82 @@
+/* All options of the library, each declared once in schema.c (key, type, range, default, one line of doc), and read by
+ * every room as plain fields of struct config. */
+#ifndef GLM52_CONFIG_CONFIG_H
+#define GLM52_CONFIG_CONFIG_H
+
+#include <jansson.h>
+
+#include "base/host.h"
+
+enum { CONFIG_MAX_LAYERS = 512, CONFIG_MAX_EOS = 16 };
+
+enum mlp_type { MLP_DENSE, MLP_SPARSE };
+enum indexer_type { INDEXER_FULL, INDEXER_SHARED };
+enum lr_schedule { SCHEDULE_CONSTANT, SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_WSD };
+enum wsd_style { WSD_LINEAR, WSD_COSINE, WSD_EXPONENTIAL, WSD_MINUS_SQRT };
+
+/* Names are those of the hub's config.json. */
+struct model_config {
+    char *preset, *hub;  /* "" when not set */
+    int64_t vocab_size, hidden_size, num_hidden_layers, intermediate_size, moe_intermediate_size;
+    int64_t n_routed_experts, num_experts_per_tok, n_shared_experts, first_k_dense_replace;
+    int64_t num_attention_heads, q_lora_rank, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim;
+    int64_t index_n_heads, index_head_dim, index_topk, index_topk_freq, index_skip_topk_offset;
+    int64_t num_nextn_predict_layers, max_position_embeddings;
+    double rms_norm_eps, latent_norm_eps, index_k_norm_eps, rope_theta, routed_scaling_factor, initializer_range;
+    int norm_topk_prob, index_share_for_mtp_iteration;
+    /* One entry per decoder layer, set by config_validate() from the explicit lists or the formulas. */
+    uint8_t mlp_layer_types[CONFIG_MAX_LAYERS], indexer_types[CONFIG_MAX_LAYERS];
+    int64_t eos_token_id[CONFIG_MAX_EOS];
+    int eos_count;
+    int64_t pad_token_id;
+};
+
+struct data_config {
+    char *text;          /* path of a text file */
+    char *tokenizer;     /* "bytes" */
+    int64_t pack_tokens; /* T of a pack */
+    int64_t document_tokens; /* longest document cut from the text; 0: as long as a pack */
+    double held_out;     /* share of documents */
+};
+
+struct optim_config {
+    char *policy;        /* "adamw" */
+    double lr, min_lr, beta1, beta2, epsilon, weight_decay;
+    int64_t warmup, decay_steps, wsd_decay_steps; /* steps; decay_steps 0: train.steps */
+    int schedule, wsd_style;
+};
+
+struct train_config {
+    int64_t steps, microbatches, microbatch_tokens, eval_every, save_every, seed;
+    double clip;         /* 0: off */
+};
+
+struct config {
+    struct host *host;
+    char *device;
+    char *out;           /* directory for metrics, checkpoints, the trained model; "": none */
+    int64_t shard_bytes;
+    struct model_config model;
+    struct data_config data;
+    struct optim_config optim;
+    struct train_config train;
+    uint8_t *chosen;     /* per schema row: 1 if somebody set it */
+    json_t *hub_extra;   /* keys of a hub file outside the schema, kept for the dump; may be NULL */
+};
+
+glm52_status config_init(struct config *c, struct host *host);     /* defaults */
+glm52_status config_copy(struct config *to, const struct config *from);
+void config_free(struct config *c);
+glm52_status config_set(struct config *c, const char *key, const char *value);
+/* Value as text; *out is freed with host_strfree. */
+glm52_status config_get(const struct config *c, const char *key, char **out);
+glm52_status config_load_json(struct config *c, const char *json);          /* all or nothing */
+glm52_status config_load_hub(struct config *c, const char *path);           /* all or nothing */
+glm52_status config_validate(struct config *c);                             /* also fills the layer lists */
+glm52_status config_dump(const struct config *c, int hub, char **out);      /* freed with host_strfree */
+glm52_status config_describe(uint32_t index, glm52_option_info *out);
+
+/* Source of the selection of decoder layer `layer`: itself if full, else the nearest earlier full layer. */
+int config_indexer_source(const struct model_config *m, int layer);
+
+#endif

@@ -1,0 +1,247 @@
+/* The seam between the model and its devices: every operation of the model as one table of functions.
+ *
+ * Rules for all of them
+ *   - Shapes come in a struct, arrays as pointers into device memory, row-major and contiguous unless a stride says
+ *     otherwise. `float *` arrays are fp32 on every device; `void *` arrays have the dtype of the shape.
+ *   - No allocation, no host synchronisation, no error path: what can fail failed in validate or plan. Workspace comes
+ *     from the caller, of X_bytes() size and 64-byte alignment.
+ *   - rows = 0 is legal and does nothing (outputs that accumulate stay, outputs that are written are empty).
+ *   - Deterministic: the same inputs give the same bits, for any number of threads.
+ *   - `add` in a shape: 0 overwrites the output, 1 adds to it.
+ *   - Parameter gradients are fp32 and always added to.
+ *   - `pairs` is the exact number of (query, key) pairs that the documents of the call have; only a tally reads it. */
+#ifndef GLM52_OPS_OPS_H
+#define GLM52_OPS_OPS_H
+
+#include "base/host.h"
+#include "ops/tally.h"
+
+struct ops;
+
+/* Where operations run, in order. One per context. */
+struct stream {
+    const struct ops *ops;
+    struct host *host;
+    int threads;          /* of the cpu device; changes time, not results */
+    struct tally *tally;  /* NULL: not wanted. The meta device needs none to run, one to count. */
+    const char *label;    /* who asks, for the tally; a static string */
+    void *state;          /* the device's own */
+};
+
+/* c[m,n] (+)= a[m,k] b[k,n], `batch` times with the given strides (elements). a is stored [k,m] if transpose_a,
+ * b is stored [n,k] if transpose_b. fp32 accumulation. batch = 1 ignores the strides. */
+struct gemm {
+    int64_t m, n, k, lda, ldb, ldc;
+    int64_t batch, stride_a, stride_b, stride_c;
+    int32_t transpose_a, transpose_b, add;
+    glm52_dtype a_type, b_type, c_type;
+};
+
+/* One weight matrix [n,k] per group, `stride` elements apart; rows of group g are offsets[g] .. offsets[g+1]. */
+struct grouped_gemm {
+    int64_t rows, n, k, stride; /* rows = offsets[groups] at most */
+    int32_t groups, add;        /* add: of the row outputs */
+    glm52_dtype type;
+};
+
+struct norm {
+    int64_t rows, width, x_stride, y_stride; /* strides of rows, in elements; dx has x_stride, dy has y_stride */
+    float epsilon;
+    int32_t add;
+    glm52_dtype type;
+};
+
+/* Rotates pairs (2i, 2i+1) of the first 2*half columns; model.md "Interleaved application". */
+struct rope {
+    int64_t rows;
+    int32_t heads, half;
+    int64_t x_row, x_head, y_row, y_head; /* strides in elements */
+    int32_t inverse, add;
+    glm52_dtype type;
+};
+
+struct embed {
+    int64_t rows, width, vocabulary;
+    glm52_dtype type;
+};
+
+/* Lightning indexer (model.md 2.3): score[t,u] = sum_h weight[t,h] * relu(q[t,h] . key[u]); scales are in weight. */
+struct indexer {
+    int64_t rows, keys;
+    int32_t heads, width, k;
+    glm52_dtype type;
+    double pairs;
+};
+
+/* Absorbed MLA attention over selected keys (model.md 2.2). */
+struct sparse_mla {
+    int64_t rows, keys;
+    int32_t heads, kv_rank, rope, k;
+    float scale;
+    int32_t fast;       /* 1 permits results that differ in the last bits from run to run */
+    glm52_dtype type;
+    double pairs;       /* selected ones */
+};
+
+/* Sigmoid router (model.md 2.6). */
+struct route {
+    int64_t rows;
+    int32_t experts, k, normalize;
+    float scale;
+};
+
+/* The rows * k (row, expert) assignments in expert order. */
+struct dispatch {
+    int64_t rows, width;
+    int32_t k, experts, add;
+    glm52_dtype type;
+};
+
+struct swiglu {
+    int64_t rows, width;
+    glm52_dtype type;
+};
+
+struct head {
+    int64_t rows, width, vocabulary;
+    glm52_dtype type;
+};
+
+struct adamw {
+    int64_t count;
+    float beta1, beta2, epsilon, decay; /* decay: decoupled, times the learning rate */
+    glm52_dtype type;                   /* of the parameter */
+};
+
+/* Values that change from step to step live in device memory, so that a captured step stays valid. */
+enum { RATE_LR, RATE_CORRECTION1, RATE_CORRECTION2, RATES }; /* lr, 1 - beta1^t, 1 - beta2^t */
+
+struct ops {
+    const char *name;
+
+    /* ---- device ---- */
+    /* Zeroed by nobody. A failure is a status with what was asked and what is there. */
+    glm52_status (*allocate)(struct stream *s, size_t bytes, enum memory_class class, void **out);
+    void (*release)(struct stream *s, void *memory, size_t bytes, enum memory_class class);
+    void (*upload)(struct stream *s, void *to_device, const void *from_host, size_t bytes);
+    void (*download)(struct stream *s, void *to_host, const void *from_device, size_t bytes); /* complete on return */
+    void (*zero)(struct stream *s, void *memory, size_t bytes);
+    void (*copy)(struct stream *s, void *to, const void *from, size_t bytes);
+    glm52_status (*synchronize)(struct stream *s); /* waits; reports what failed since the last call */
+    void (*close)(struct stream *s);
+
+    /* ---- dense ---- */
+    void (*gemm)(struct stream *s, const struct gemm *g, const void *a, const void *b, void *c);
+    /* forward: y[i,n] = x[i,k] W_g^T; backward_rows: dx[i,k] = dy[i,n] W_g; backward_weight: dW_g[n,k] += dy^T x. */
+    void (*grouped_gemm_forward)(struct stream *s, const struct grouped_gemm *g, const int32_t *offsets, const void *x,
+                                 const void *w, void *y);
+    void (*grouped_gemm_backward_rows)(struct stream *s, const struct grouped_gemm *g, const int32_t *offsets,
+                                       const void *dy, const void *w, void *dx);
+    void (*grouped_gemm_backward_weight)(struct stream *s, const struct grouped_gemm *g, const int32_t *offsets,
+                                         const void *dy, const void *x, float *dw);
+
+    /* ---- norms ---- */
+    /* y = x * rstd * gain, rstd = rsqrt(mean(x^2) + epsilon), kept [rows] for backward. dgain [width] is added to. */
+    void (*rmsnorm_forward)(struct stream *s, const struct norm *n, const void *x, const void *gain, void *y, float *rstd);
+    size_t (*norm_backward_bytes)(struct stream *s, const struct norm *n);
+    void (*rmsnorm_backward)(struct stream *s, const struct norm *n, const void *x, const void *gain, const float *rstd,
+                             const void *dy, void *dx, float *dgain, void *workspace);
+    /* y = (x - mean) * rstd * gain + bias; statistics [rows,2] = mean, rstd. */
+    void (*layernorm_forward)(struct stream *s, const struct norm *n, const void *x, const void *gain, const void *bias,
+                              void *y, float *statistics);
+    void (*layernorm_backward)(struct stream *s, const struct norm *n, const void *x, const void *gain,
+                               const float *statistics, const void *dy, void *dx, float *dgain, float *dbias,
+                               void *workspace);
+
+    /* ---- position and tokens ---- */
+    /* table [rows,half,2] = cos, sin of fp32 angles position * inverse_frequency[half] (fp32 product). */
+    void (*rope_table)(struct stream *s, int64_t rows, int32_t half, const int32_t *position,
+                       const float *inverse_frequency, float *table);
+    /* inverse = 1 rotates back, which is the backward. x and y may be the same array. */
+    void (*rope)(struct stream *s, const struct rope *r, const float *table, const void *x, void *y);
+    void (*embed_forward)(struct stream *s, const struct embed *e, const int32_t *token, const void *table, void *y);
+    void (*embed_backward)(struct stream *s, const struct embed *e, const int32_t *token, const void *dy, float *dtable);
+
+    /* ---- selection ---- */
+    /* q [rows,heads,width], key [keys,width], weight [rows,heads] fp32; row t sees keys start[t] .. end[t] - 1.
+     * selected [rows,k]: the k highest scores, score descending then key ascending, emitted ascending, -1 padded. */
+    size_t (*index_select_bytes)(struct stream *s, const struct indexer *i);
+    void (*index_select)(struct stream *s, const struct indexer *i, const void *q, const void *key, const float *weight,
+                         const int32_t *start, const int32_t *end, int32_t *selected, void *workspace);
+    /* scores [rows,keys], -inf where not visible. For inspection: rows x keys of memory. */
+    void (*index_scores)(struct stream *s, const struct indexer *i, const void *q, const void *key, const float *weight,
+                         const int32_t *start, const int32_t *end, float *scores);
+    /* The selection rule alone, on given scores [rows,keys]; -0 equals +0, NaN counts as -inf and is never selected. */
+    void (*select_topk)(struct stream *s, int64_t rows, int64_t keys, int32_t k, const float *scores,
+                        const int32_t *start, const int32_t *end, int32_t *selected, int32_t *length);
+
+    /* ---- attention ----
+     *   q        [rows,heads,kv_rank+rope]   absorbed queries, rope part rotated
+     *   kv       [keys,kv_rank+rope]         shared latent; values are its first kv_rank columns
+     *   selected [rows,k]                    ascending, -1 padded at the end
+     *   out      [rows,heads,kv_rank]        0 where a row has no key
+     *   lse      [rows,heads] fp32           natural log; +inf where a row has no key
+     * backward writes dq like q and dkv [keys,kv_rank+rope] fp32 (overwritten); target [rows,k] fp32, if not NULL,
+     * gets the mean over heads of each selected key's probability (0 at -1). */
+    void (*sparse_mla_forward)(struct stream *s, const struct sparse_mla *a, const void *q, const void *kv,
+                               const int32_t *selected, void *out, float *lse, void *workspace);
+    size_t (*sparse_mla_forward_bytes)(struct stream *s, const struct sparse_mla *a);
+    void (*sparse_mla_backward)(struct stream *s, const struct sparse_mla *a, const void *q, const void *kv,
+                                const int32_t *selected, const void *out, const float *lse, const void *dout, void *dq,
+                                float *dkv, float *target, void *workspace);
+    size_t (*sparse_mla_backward_bytes)(struct stream *s, const struct sparse_mla *a);
+
+    /* ---- experts ---- */
+    /* logits [rows,experts] fp32; chosen [rows,k] ascending: the k largest sigmoid + bias (ties: lower expert);
+     * weight [rows,k] = sigmoid / (sum of the chosen + 1e-20) * scale (without the division if !normalize).
+     * backward overwrites dlogits. */
+    void (*route_forward)(struct stream *s, const struct route *r, const float *logits, const float *bias,
+                          int32_t *chosen, float *weight);
+    void (*route_backward)(struct stream *s, const struct route *r, const float *logits, const int32_t *chosen,
+                           const float *dweight, float *dlogits);
+    /* Stable counting sort of assignments row*k+j by expert. offsets [experts+1]; source [rows*k]: sorted slot -> row*k+j;
+     * place [rows*k]: row*k+j -> sorted slot. */
+    size_t (*dispatch_sort_bytes)(struct stream *s, const struct dispatch *d);
+    void (*dispatch_sort)(struct stream *s, const struct dispatch *d, const int32_t *chosen, int32_t *offsets,
+                          int32_t *source, int32_t *place, void *workspace);
+    /* spread: y[slot] = x[source[slot] / k], y [rows*k,width]. collect: y[row] (+)= sum_j x[place[row*k+j]]. */
+    void (*dispatch_spread)(struct stream *s, const struct dispatch *d, const int32_t *source, const void *x, void *y);
+    void (*dispatch_collect)(struct stream *s, const struct dispatch *d, const int32_t *place, const void *x, void *y);
+    /* gate_up [rows,2*width], gate columns first. act = silu(gate) * up * p, p = weight[source[row]], or 1 if weight is
+     * NULL. backward writes dgate_up and, with weight, dweight[source[row]]. */
+    void (*swiglu_forward)(struct stream *s, const struct swiglu *g, const void *gate_up, const float *weight,
+                           const int32_t *source, void *act);
+    void (*swiglu_backward)(struct stream *s, const struct swiglu *g, const void *gate_up, const float *weight,
+                            const int32_t *source, const void *dact, void *dgate_up, float *dweight);
+
+    /* ---- loss ---- */
+    /* Fused head and cross-entropy in chunks of rows: loss[t] = logsumexp(x[t] W^T) - (x[t] W^T)[label[t]], 0 where
+     * label[t] < 0. If dx is not NULL: gradient of sum_t weight[t] * loss[t]; dx overwritten, dw [vocabulary,width]
+     * fp32 added to. weight counts as 0 where label < 0. */
+    size_t (*head_loss_bytes)(struct stream *s, const struct head *h);
+    void (*head_loss)(struct stream *s, const struct head *h, const void *x, const void *w, const int32_t *label,
+                      const float *weight, float *loss, void *dx, float *dw, void *workspace);
+
+    /* ---- arithmetic ---- */
+    void (*add)(struct stream *s, int64_t count, glm52_dtype type, const void *x, void *y); /* y += x */
+    void (*convert)(struct stream *s, int64_t count, glm52_dtype from, const void *x, glm52_dtype to, void *y);
+    /* *out += sum x[i] * w[i] (w NULL: 1), respectively sum x[i]^2, in fp64 in a fixed order. */
+    size_t (*sum_bytes)(struct stream *s, int64_t count);
+    void (*sum)(struct stream *s, int64_t count, const float *x, const float *w, double *out, void *workspace);
+    void (*sum_squares)(struct stream *s, int64_t count, const float *x, double *out, void *workspace);
+
+    /* ---- update ---- */
+    /* *norm = sqrt(*squares); *coefficient = min(1, limit / (norm + 1e-6)), 1 if limit <= 0. */
+    void (*clip)(struct stream *s, const double *squares, float limit, float *norm, float *coefficient);
+    /* g = gradient * *coefficient; moments m, v; master fp32 (the parameter itself when it is fp32: master = NULL);
+     * W = W (1 - lr decay) - lr mh / (sqrt(vh) + epsilon); adamw_clip_lr.json states the formula. */
+    void (*adamw)(struct stream *s, const struct adamw *a, const float *rates, const float *coefficient,
+                  const float *gradient, float *m, float *v, float *master, void *parameter);
+};
+
+/* Opens a device on the host's memory. threads: cpu only, 0 = what OpenMP offers. */
+glm52_status stream_open_cpu(struct stream *s, struct host *host, int threads);
+glm52_status stream_open_meta(struct stream *s, struct host *host);
+void stream_close(struct stream *s);
+
+#endif
