@@ -6,9 +6,9 @@
 #include "glm52.h"
 
 #if defined(__GNUC__)
-#define PRINTF(format, first) __attribute__((format(printf, format, first)))
+#define PRINTF(text, first) __attribute__((format(printf, text, first)))
 #else
-#define PRINTF(format, first)
+#define PRINTF(text, first)
 #endif
 
 /* Replaces the last error and returns `status`. Say what happened and with which values. */
