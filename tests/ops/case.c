@@ -1,0 +1,408 @@
+/* Arrays, random numbers, checks and clocks behind CASE and BENCH. */
+#include "case.h"
+
+#include <cblas.h>
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "base/random.h"
+#include "lab.h"
+
+enum { GUARD_BYTES = 256, GUARD = 0xa5, POISON = 0xff };
+
+struct stream *device;
+const struct ops *ops;
+
+static struct {
+    const struct case_entry *entry;
+    struct random_key key;
+    uint64_t draws;
+    struct array *arrays;
+    struct scratch {
+        struct scratch *next;
+        double at[];
+    } *scratch;
+} lab;
+
+static struct {
+    double best, spent, began;
+    int rounds;
+} clock_;
+
+/* ---- one case ---- */
+
+void lab_enter(const struct case_entry *entry, struct stream *stream, uint64_t seed)
+{
+    lab.entry = entry;
+    lab.key = random_key(seed, entry->text);
+    lab.draws = 0;
+    device = stream;
+    ops = stream->ops;
+}
+
+static size_t array_bytes(const struct array *a)
+{
+    return (size_t)a->count * dtype_size(a->type);
+}
+
+void lab_leave(void)
+{
+    while (lab.arrays) {
+        struct array *a = lab.arrays;
+
+        lab.arrays = a->next;
+        ops->release(device, a->block, array_bytes(a) + 2 * GUARD_BYTES, MEMORY_WORKSPACE);
+        free(a->value);
+        free(a->kept);
+        free(a);
+    }
+    while (lab.scratch) {
+        struct scratch *s = lab.scratch;
+
+        lab.scratch = s->next;
+        free(s);
+    }
+}
+
+void device_threads(int threads)
+{
+    device->threads = threads;
+}
+
+void device_wait(void)
+{
+    ck_assert_msg(ops->synchronize(device) == GLM52_OK, "%s", glm52_error_message(glm52_error_last()));
+}
+
+/* ---- random numbers ---- */
+
+double draw_normal(void)
+{
+    return (double)random_normal(lab.key, lab.draws++);
+}
+
+double draw_uniform(void)
+{
+    return random_uniform(lab.key, lab.draws++);
+}
+
+int64_t draw_below(int64_t n)
+{
+    return (int64_t)random_below(lab.key, lab.draws++, (uint64_t)n);
+}
+
+int64_t draw_between(int64_t low, int64_t high)
+{
+    return low + draw_below(high - low + 1);
+}
+
+/* ---- arrays ---- */
+
+static void *must(void *memory)
+{
+    ck_assert_ptr_nonnull(memory);
+    return memory;
+}
+
+double *doubles(int64_t count)
+{
+    struct scratch *s = must(calloc(1, sizeof *s + ((size_t)count + 1) * sizeof(double)));
+
+    s->next = lab.scratch;
+    lab.scratch = s;
+    return s->at;
+}
+
+static struct array *array_new(glm52_dtype type, int64_t count)
+{
+    struct array *a = must(calloc(1, sizeof *a));
+    size_t bytes;
+
+    a->type = type;
+    a->count = count;
+    a->value = type == GLM52_DTYPE_U8 ? NULL : must(calloc((size_t)count + 1, sizeof *a->value));
+    bytes = array_bytes(a) + 2 * GUARD_BYTES;
+    ck_assert_msg(ops->allocate(device, bytes, MEMORY_WORKSPACE, &a->block) == GLM52_OK, "no device memory");
+    a->at = (char *)a->block + GUARD_BYTES;
+    a->next = lab.arrays;
+    lab.arrays = a;
+    return a;
+}
+
+/* Sends `bits` with fresh guards around them. */
+static void array_send(struct array *a, const void *bits, int fill)
+{
+    size_t bytes = array_bytes(a);
+    unsigned char *block = must(malloc(bytes + 2 * GUARD_BYTES));
+
+    memset(block, GUARD, bytes + 2 * GUARD_BYTES);
+    if (bits)
+        memcpy(block + GUARD_BYTES, bits, bytes);
+    else
+        memset(block + GUARD_BYTES, fill, bytes);
+    ops->upload(device, a->block, block, bytes + 2 * GUARD_BYTES);
+    device_wait(); /* the host block may go only once it has arrived */
+    free(block);
+}
+
+static void element_put(glm52_dtype type, void *bits, int64_t i, double value)
+{
+    switch (type) {
+    case GLM52_DTYPE_F32: ((float *)bits)[i] = (float)value; break;
+    case GLM52_DTYPE_BF16: ((uint16_t *)bits)[i] = f32_to_bf16((float)value); break;
+    case GLM52_DTYPE_F64: ((double *)bits)[i] = value; break;
+    default: ((int32_t *)bits)[i] = (int32_t)value;
+    }
+}
+
+static double element_get(glm52_dtype type, const void *bits, int64_t i)
+{
+    switch (type) {
+    case GLM52_DTYPE_F32: return (double)((const float *)bits)[i];
+    case GLM52_DTYPE_BF16: return (double)bf16_to_f32(((const uint16_t *)bits)[i]);
+    case GLM52_DTYPE_F64: return ((const double *)bits)[i];
+    default: return ((const int32_t *)bits)[i];
+    }
+}
+
+void array_push(struct array *a)
+{
+    void *bits = must(malloc(array_bytes(a) + 1));
+
+    for (int64_t i = 0; i < a->count; i++) {
+        element_put(a->type, bits, i, a->value[i]);
+        a->value[i] = element_get(a->type, bits, i);
+    }
+    array_send(a, bits, 0);
+    free(bits);
+}
+
+void array_poison(struct array *a)
+{
+    array_send(a, NULL, POISON);
+}
+
+struct array *array_zero(glm52_dtype type, int64_t count)
+{
+    struct array *a = array_new(type, count);
+
+    array_push(a);
+    return a;
+}
+
+struct array *array_from(glm52_dtype type, int64_t count, const double *value)
+{
+    struct array *a = array_new(type, count);
+
+    if (count)
+        memcpy(a->value, value, (size_t)count * sizeof *value);
+    array_push(a);
+    return a;
+}
+
+struct array *array_normal(glm52_dtype type, int64_t count, double deviation)
+{
+    struct array *a = array_new(type, count);
+
+    for (int64_t i = 0; i < count; i++)
+        a->value[i] = deviation * draw_normal();
+    array_push(a);
+    return a;
+}
+
+struct array *array_output(glm52_dtype type, int64_t count)
+{
+    struct array *a = array_new(type, count);
+
+    array_poison(a);
+    return a;
+}
+
+struct array *array_workspace(size_t bytes)
+{
+    return array_output(GLM52_DTYPE_U8, bytes ? (int64_t)bytes : 1);
+}
+
+/* The bits of a, after checking its guards; freed by the caller. */
+static unsigned char *array_receive(struct array *a)
+{
+    size_t bytes = array_bytes(a);
+    unsigned char *block = must(malloc(bytes + 2 * GUARD_BYTES));
+
+    device_wait();
+    ops->download(device, block, a->block, bytes + 2 * GUARD_BYTES);
+    for (int i = 0; i < GUARD_BYTES; i++) {
+        ck_assert_msg(block[i] == GUARD, "byte %d before the array was written", GUARD_BYTES - i);
+        ck_assert_msg(block[GUARD_BYTES + bytes + (size_t)i] == GUARD, "byte %d after the array was written", i);
+    }
+    memmove(block, block + GUARD_BYTES, bytes);
+    return block;
+}
+
+void array_fetch(struct array *a)
+{
+    unsigned char *bits = array_receive(a);
+
+    if (a->value)
+        for (int64_t i = 0; i < a->count; i++)
+            a->value[i] = element_get(a->type, bits, i);
+    free(bits);
+}
+
+/* ---- checks ---- */
+
+double tolerance(glm52_dtype type, int64_t terms)
+{
+    double sum = ldexp((double)terms + 8, -24);
+
+    return sum + (type == GLM52_DTYPE_BF16 ? ldexp(1, -8) : 0);
+}
+
+void check_close_at(const char *file, int line, const char *name, struct array *a, const double *want, double limit)
+{
+    double largest = 0;
+
+    array_fetch(a);
+    for (int64_t i = 0; i < a->count; i++)
+        if (isfinite(want[i]))
+            largest = fmax(largest, fabs(want[i]));
+    for (int64_t i = 0; i < a->count; i++) {
+        double got = a->value[i];
+        int good = isfinite(want[i]) ? fabs(got - want[i]) <= limit * largest : isnan(want[i]) ? isnan(got) : got == want[i];
+
+        if (!good)
+            ck_abort_msg("%s:%d: %s[%lld] is %.9g, not %.9g (error %.3g, permitted %.3g)", file, line, name, (long long)i,
+                         got, want[i], fabs(got - want[i]), limit * largest);
+    }
+}
+
+void check_same_at(const char *file, int line, const char *name, struct array *a)
+{
+    unsigned char *bits = array_receive(a);
+
+    if (!a->kept) {
+        a->kept = bits;
+        return;
+    }
+    if (memcmp(a->kept, bits, array_bytes(a)) != 0) {
+        free(bits);
+        ck_abort_msg("%s:%d: %s differs from the first run", file, line, name);
+    }
+    free(bits);
+}
+
+void differences(double (*objective)(void *problem), void *problem, double *x, int64_t count, double *gradient)
+{
+    for (int64_t i = 0; i < count; i++) {
+        double kept = x[i], h = 1e-5 * fmax(1, fabs(kept)), above, below;
+
+        x[i] = kept + h;
+        above = objective(problem);
+        x[i] = kept - h;
+        below = objective(problem);
+        x[i] = kept;
+        gradient[i] = (above - below) / (2 * h);
+    }
+}
+
+/* ---- benches ---- */
+
+static double now(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* The best of some rounds; other work on the machine only ever makes a round slower. */
+static const double BENCH_SECONDS = 0.5;
+enum { BENCH_ROUNDS = 5, REFERENCE_ROUNDS = 5, REFERENCE_SIZE = 2048, COPY_BYTES = 1 << 26 };
+
+void bench_begin(void)
+{
+    clock_.best = INFINITY;
+    clock_.spent = 0;
+    clock_.rounds = -1; /* one round to warm up */
+    device_wait();
+    clock_.began = now();
+}
+
+int bench_again(void)
+{
+    double t;
+
+    if (clock_.rounds < 0) { /* called before the first round */
+        clock_.rounds++;
+        clock_.began = now();
+        return 1;
+    }
+    device_wait();
+    t = now() - clock_.began;
+    if (clock_.rounds > 0 && t < clock_.best)
+        clock_.best = t;
+    clock_.spent += t;
+    if (++clock_.rounds > BENCH_ROUNDS && clock_.spent > BENCH_SECONDS)
+        return 0;
+    clock_.began = now();
+    return 1;
+}
+
+static double reference_gemm_round(float *a, float *b, float *c, const struct gemm *g)
+{
+    double began = now();
+
+    if (strcmp(ops->name, "cpu") == 0)
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, REFERENCE_SIZE, REFERENCE_SIZE, REFERENCE_SIZE, 1, a,
+                    REFERENCE_SIZE, b, REFERENCE_SIZE, 0, c, REFERENCE_SIZE);
+    else
+        ops->gemm(device, g, a, b, c);
+    device_wait();
+    return now() - began;
+}
+
+/* FLOP/s of the device's own matrix product. */
+static double reference_flops(void)
+{
+    int64_t n = REFERENCE_SIZE;
+    glm52_dtype type = strcmp(ops->name, "cpu") == 0 ? GLM52_DTYPE_F32 : GLM52_DTYPE_BF16;
+    struct gemm g = {.m = n, .n = n, .k = n, .lda = n, .ldb = n, .ldc = n, .batch = 1,
+                     .a_type = type, .b_type = type, .c_type = type};
+    struct array *a = array_normal(type, n * n, 1), *b = array_normal(type, n * n, 1), *c = array_zero(type, n * n);
+    double best = INFINITY;
+
+    omp_set_num_threads(device->threads);
+    for (int i = 0; i <= REFERENCE_ROUNDS; i++)
+        best = fmin(best, reference_gemm_round(a->at, b->at, c->at, &g));
+    return 2.0 * (double)n * (double)n * (double)n / best;
+}
+
+/* Bytes/s read and written by a copy. */
+static double reference_bytes(void)
+{
+    struct array *from = array_workspace(COPY_BYTES), *to = array_workspace(COPY_BYTES);
+    double best = INFINITY;
+
+    for (int i = 0; i <= REFERENCE_ROUNDS; i++) {
+        double began = now();
+
+        ops->copy(device, to->at, from->at, COPY_BYTES);
+        device_wait();
+        best = fmin(best, now() - began);
+    }
+    return 2.0 * COPY_BYTES / best;
+}
+
+void bench_rate(double flops, double bytes)
+{
+    double amount = flops > 0 ? flops : bytes;
+    double reference = flops > 0 ? reference_flops() : reference_bytes();
+    double rate = amount / clock_.best;
+
+    printf("%-5s %-28s %-44s %9.3f ms %8.1f %s  %3.0f%% of %s\n", ops->name, lab.entry->op, lab.entry->text,
+           1e3 * clock_.best, 1e-9 * rate, flops > 0 ? "GFLOP/s" : "GB/s   ", 100 * rate / reference,
+           flops > 0 ? "gemm" : "copy");
+    fflush(stdout);
+}

@@ -1,0 +1,168 @@
+/* Tests and benches the operations table on every device that is linked in:
+ *     check_ops [--test | --bench] [--op NAME] [--device NAME] [--seed N] [--threads N]
+ * --op takes the beginning of a name. Tests are reported as TAP on standard output. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lab.h"
+
+static struct case_entry *cases, **cases_end = &cases;
+static struct device_entry *devices;
+
+void case_register(struct case_entry *entry)
+{
+    *cases_end = entry;
+    cases_end = &entry->next;
+}
+
+void device_register(struct device_entry *entry)
+{
+    entry->next = devices;
+    devices = entry;
+}
+
+DEVICE("cpu", stream_open_cpu)
+
+static struct {
+    int bench, threads;
+    const char *op, *device;
+    uint64_t seed;
+} options = {.op = "", .device = "", .seed = 1};
+
+static struct host host;
+
+/* One case on one device; Check hands its number to run_case. */
+struct run {
+    const struct case_entry *entry;
+    struct stream *stream;
+    TTest test;
+    char name[160];
+};
+static struct run *runs;
+static int run_count;
+
+static void run_case(int i)
+{
+    struct run *r = &runs[i];
+    int threads = r->stream->threads;
+
+    lab_enter(r->entry, r->stream, options.seed);
+    r->entry->body();
+    r->stream->threads = threads;
+}
+
+static int wanted(const struct case_entry *entry)
+{
+    return entry->is_bench == options.bench && strncmp(entry->op, options.op, strlen(options.op)) == 0;
+}
+
+static void add_runs(const char *name, struct stream *stream)
+{
+    for (const struct case_entry *e = cases; e; e = e->next) {
+        struct run *r;
+
+        if (!wanted(e))
+            continue;
+        runs = realloc(runs, (size_t)(run_count + 1) * sizeof *runs);
+        if (!runs)
+            exit(2);
+        r = &runs[run_count++];
+        memset(r, 0, sizeof *r);
+        r->entry = e;
+        r->stream = stream;
+        snprintf(r->name, sizeof r->name, "%s %s: %s", name, e->op, e->text);
+    }
+}
+
+static int test(void)
+{
+    Suite *suite = suite_create("ops");
+    SRunner *runner = srunner_create(suite);
+    TCase *all = tcase_create("ops");
+
+    for (int i = 0; i < run_count; i++) {
+        struct run *r = &runs[i];
+
+        r->test = (TTest){r->name, run_case, r->entry->file, r->entry->line};
+        tcase_add_loop_test(all, &r->test, i, i + 1);
+    }
+    tcase_set_timeout(all, 0);
+    tcase_add_checked_fixture(all, NULL, lab_leave);
+    suite_add_tcase(suite, all);
+    srunner_set_fork_status(runner, CK_NOFORK); /* a device's driver does not survive a fork */
+    srunner_set_tap(runner, "-");
+    srunner_run_all(runner, CK_SILENT);
+    srunner_free(runner);
+    return 0; /* TAP carries the verdicts */
+}
+
+static int bench(void)
+{
+    for (int i = 0; i < run_count; i++) {
+        run_case(i);
+        lab_leave();
+    }
+    return 0;
+}
+
+static int usage(void)
+{
+    fputs("usage: check_ops [--test | --bench] [--op NAME] [--device NAME] [--seed N] [--threads N]\n", stderr);
+    return 2;
+}
+
+static int parse(int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++) {
+        const char *value = i + 1 < argc ? argv[i + 1] : NULL;
+
+        if (strcmp(argv[i], "--test") == 0) {
+            options.bench = 0;
+            continue;
+        }
+        if (strcmp(argv[i], "--bench") == 0) {
+            options.bench = 1;
+            continue;
+        }
+        if (!value)
+            return 0;
+        if (strcmp(argv[i], "--op") == 0)
+            options.op = value;
+        else if (strcmp(argv[i], "--device") == 0)
+            options.device = value;
+        else if (strcmp(argv[i], "--seed") == 0)
+            options.seed = strtoull(value, NULL, 10);
+        else if (strcmp(argv[i], "--threads") == 0)
+            options.threads = atoi(value);
+        else
+            return 0;
+        i++;
+    }
+    return 1;
+}
+
+int main(int argc, char **argv)
+{
+    static struct stream streams[8];
+    int opened = 0, result;
+
+    if (!parse(argc, argv))
+        return usage();
+    if (host_open(&host, NULL) != GLM52_OK)
+        return 2;
+    for (struct device_entry *d = devices; d && opened < 8; d = d->next) {
+        if (*options.device && strcmp(options.device, d->name) != 0)
+            continue;
+        if (d->open(&streams[opened], &host, options.threads) != GLM52_OK) {
+            fprintf(stderr, "%s: %s\n", d->name, glm52_error_message(glm52_error_last()));
+            return 2;
+        }
+        add_runs(d->name, &streams[opened++]);
+    }
+    result = options.bench ? bench() : test();
+    while (opened > 0)
+        stream_close(&streams[--opened]);
+    free(runs);
+    return result;
+}
