@@ -1,0 +1,282 @@
+/* FLOPs and bytes of every operation. */
+#include "ops/count.h"
+
+#include <time.h>
+
+#include "base/dtype.h"
+
+enum { WORD = 4 }; /* bytes of an fp32 or int32 element */
+
+static double now(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static struct counted count(struct stream *s, const char *operation, double flops, double bytes)
+{
+    struct counted call = {NULL, 0};
+
+    if (!s->tally) return call;
+    call.row = tally_row(s->tally, s->label ? s->label : "", operation);
+    call.row->calls++;
+    call.row->flops += flops;
+    call.row->bytes += bytes;
+    call.began = now();
+    return call;
+}
+
+void count_end(struct counted call)
+{
+    if (call.row) call.row->seconds += now() - call.began;
+}
+
+static double size(glm52_dtype type)
+{
+    return (double)dtype_size(type);
+}
+
+struct counted count_copy(struct stream *s, size_t bytes)
+{
+    return count(s, "copy", 0, 2.0 * (double)bytes);
+}
+
+struct counted count_zero(struct stream *s, size_t bytes)
+{
+    return count(s, "zero", 0, (double)bytes);
+}
+
+/* ---- dense ---- */
+
+struct counted count_gemm(struct stream *s, const struct gemm *g)
+{
+    double m = (double)g->m, n = (double)g->n, k = (double)g->k, batch = (double)g->batch;
+    double bytes = m * k * size(g->a_type) + k * n * size(g->b_type) + m * n * size(g->c_type) * (g->add ? 2 : 1);
+
+    return count(s, "gemm", 2 * m * n * k * batch, bytes * batch);
+}
+
+static struct counted count_grouped(struct stream *s, const char *operation, const struct grouped_gemm *g, double bytes)
+{
+    return count(s, operation, 2 * (double)g->rows * (double)g->n * (double)g->k, bytes);
+}
+
+struct counted count_grouped_gemm_forward(struct stream *s, const struct grouped_gemm *g)
+{
+    double rows = (double)g->rows, n = (double)g->n, k = (double)g->k;
+
+    return count_grouped(s, "grouped_gemm_forward", g,
+                         size(g->type) * (rows * k + rows * n * (g->add ? 2 : 1) + g->groups * n * k));
+}
+
+struct counted count_grouped_gemm_backward_rows(struct stream *s, const struct grouped_gemm *g)
+{
+    double rows = (double)g->rows, n = (double)g->n, k = (double)g->k;
+
+    return count_grouped(s, "grouped_gemm_backward_rows", g,
+                         size(g->type) * (rows * n + rows * k * (g->add ? 2 : 1) + g->groups * n * k));
+}
+
+struct counted count_grouped_gemm_backward_weight(struct stream *s, const struct grouped_gemm *g)
+{
+    double rows = (double)g->rows, n = (double)g->n, k = (double)g->k;
+
+    return count_grouped(s, "grouped_gemm_backward_weight", g,
+                         size(g->type) * rows * (n + k) + 2 * WORD * g->groups * n * k);
+}
+
+/* ---- norms ---- */
+
+/* `passes` arrays of rows x width, `vectors` of width, `statistics` per row. */
+static struct counted count_norm(struct stream *s, const char *operation, const struct norm *n, int passes, int vectors,
+                                 int statistics)
+{
+    double rows = (double)n->rows, width = (double)n->width;
+
+    return count(s, operation, 0,
+                 size(n->type) * rows * width * (passes + (n->add ? 1 : 0)) + vectors * WORD * width +
+                     statistics * WORD * rows);
+}
+
+struct counted count_rmsnorm_forward(struct stream *s, const struct norm *n)
+{
+    return count_norm(s, "rmsnorm_forward", n, 2, 1, 1);
+}
+
+struct counted count_rmsnorm_backward(struct stream *s, const struct norm *n)
+{
+    return count_norm(s, "rmsnorm_backward", n, 3, 3, 1);
+}
+
+struct counted count_layernorm_forward(struct stream *s, const struct norm *n)
+{
+    return count_norm(s, "layernorm_forward", n, 2, 2, 2);
+}
+
+struct counted count_layernorm_backward(struct stream *s, const struct norm *n)
+{
+    return count_norm(s, "layernorm_backward", n, 3, 5, 2);
+}
+
+/* ---- position and tokens ---- */
+
+struct counted count_rope_table(struct stream *s, int64_t rows, int32_t half)
+{
+    return count(s, "rope_table", 0, WORD * ((double)rows * (1 + 2 * (double)half) + half));
+}
+
+struct counted count_rope(struct stream *s, const struct rope *r)
+{
+    double pairs = (double)r->rows * r->half;
+
+    return count(s, "rope", 0, pairs * r->heads * 2 * size(r->type) * (r->add ? 3 : 2) + pairs * 2 * WORD);
+}
+
+struct counted count_embed_forward(struct stream *s, const struct embed *e)
+{
+    return count(s, "embed_forward", 0, (double)e->rows * (2 * size(e->type) * (double)e->width + WORD));
+}
+
+struct counted count_embed_backward(struct stream *s, const struct embed *e)
+{
+    return count(s, "embed_backward", 0, (double)e->rows * ((size(e->type) + 2 * WORD) * (double)e->width + WORD));
+}
+
+/* ---- selection and attention ---- */
+
+static double indexer_inputs(const struct indexer *i)
+{
+    return size(i->type) * i->width * ((double)i->rows * i->heads + (double)i->keys) +
+           WORD * (double)i->rows * (i->heads + 2);
+}
+
+struct counted count_index_select(struct stream *s, const struct indexer *i)
+{
+    return count(s, "index_select", 2 * i->pairs * i->heads * i->width,
+                 indexer_inputs(i) + WORD * (double)i->rows * i->k);
+}
+
+struct counted count_index_scores(struct stream *s, const struct indexer *i)
+{
+    return count(s, "index_scores", 2 * i->pairs * i->heads * i->width,
+                 indexer_inputs(i) + WORD * (double)i->rows * (double)i->keys);
+}
+
+struct counted count_select_topk(struct stream *s, int64_t rows, int64_t keys, int32_t k)
+{
+    return count(s, "select_topk", 0, WORD * (double)rows * ((double)keys + k + 3));
+}
+
+static double attention_rows(const struct sparse_mla *a, double columns)
+{
+    return size(a->type) * (double)a->rows * a->heads * columns;
+}
+
+struct counted count_sparse_mla_forward(struct stream *s, const struct sparse_mla *a)
+{
+    double key = a->kv_rank + a->rope, rows = (double)a->rows;
+
+    return count(s, "sparse_mla_forward", 2 * a->pairs * a->heads * (2.0 * a->kv_rank + a->rope),
+                 attention_rows(a, key + a->kv_rank) + size(a->type) * (double)a->keys * key +
+                     WORD * rows * (a->k + a->heads));
+}
+
+struct counted count_sparse_mla_backward(struct stream *s, const struct sparse_mla *a, int with_target)
+{
+    double key = a->kv_rank + a->rope, rows = (double)a->rows;
+
+    return count(s, "sparse_mla_backward", 2 * a->pairs * a->heads * (3 * key + 2.0 * a->kv_rank),
+                 attention_rows(a, 2 * key + 2.0 * a->kv_rank) + (size(a->type) + WORD) * (double)a->keys * key +
+                     WORD * rows * (a->k * (with_target ? 2.0 : 1.0) + a->heads));
+}
+
+/* ---- experts ---- */
+
+struct counted count_route_forward(struct stream *s, const struct route *r)
+{
+    return count(s, "route_forward", 0, WORD * ((double)r->rows * (r->experts + 2.0 * r->k) + r->experts));
+}
+
+struct counted count_route_backward(struct stream *s, const struct route *r)
+{
+    return count(s, "route_backward", 0, WORD * (double)r->rows * 2 * ((double)r->experts + r->k));
+}
+
+struct counted count_dispatch_sort(struct stream *s, const struct dispatch *d)
+{
+    return count(s, "dispatch_sort", 0, WORD * ((double)d->rows * d->k * 3 + d->experts + 1));
+}
+
+struct counted count_dispatch_spread(struct stream *s, const struct dispatch *d)
+{
+    double rows = (double)d->rows, width = (double)d->width;
+
+    return count(s, "dispatch_spread", 0, size(d->type) * rows * width * (1.0 + d->k) + WORD * rows * d->k);
+}
+
+struct counted count_dispatch_collect(struct stream *s, const struct dispatch *d)
+{
+    double rows = (double)d->rows, width = (double)d->width;
+
+    return count(s, "dispatch_collect", 0,
+                 size(d->type) * rows * width * ((d->add ? 2.0 : 1.0) + d->k) + WORD * rows * d->k);
+}
+
+struct counted count_swiglu_forward(struct stream *s, const struct swiglu *g, int weighted)
+{
+    return count(s, "swiglu_forward", 0,
+                 (double)g->rows * (3 * size(g->type) * (double)g->width + (weighted ? 2 * WORD : 0)));
+}
+
+struct counted count_swiglu_backward(struct stream *s, const struct swiglu *g, int weighted)
+{
+    return count(s, "swiglu_backward", 0,
+                 (double)g->rows * (5 * size(g->type) * (double)g->width + (weighted ? 3 * WORD : 0)));
+}
+
+/* ---- loss ---- */
+
+struct counted count_head_loss(struct stream *s, const struct head *h, int with_gradient)
+{
+    double rows = (double)h->rows, width = (double)h->width, vocabulary = (double)h->vocabulary;
+    double bytes = size(h->type) * width * (rows + vocabulary) + 2 * WORD * rows;
+
+    if (with_gradient) bytes += size(h->type) * rows * width + WORD * (rows + 2 * vocabulary * width);
+    return count(s, "head_loss", 2 * rows * width * vocabulary * (with_gradient ? 3 : 1), bytes);
+}
+
+/* ---- arithmetic and update ---- */
+
+struct counted count_add(struct stream *s, int64_t elements, glm52_dtype type)
+{
+    return count(s, "add", 0, 3 * size(type) * (double)elements);
+}
+
+struct counted count_convert(struct stream *s, int64_t elements, glm52_dtype from, glm52_dtype to)
+{
+    return count(s, "convert", 0, (size(from) + size(to)) * (double)elements);
+}
+
+struct counted count_sum(struct stream *s, int64_t elements, int weighted)
+{
+    return count(s, "sum", 0, WORD * (double)elements * (weighted ? 2 : 1));
+}
+
+struct counted count_sum_squares(struct stream *s, int64_t elements)
+{
+    return count(s, "sum_squares", 0, WORD * (double)elements);
+}
+
+struct counted count_clip(struct stream *s)
+{
+    return count(s, "clip", 0, sizeof(double) + 2 * WORD);
+}
+
+struct counted count_adamw(struct stream *s, const struct adamw *a, int with_master)
+{
+    double parameter = with_master ? 2 * WORD + size(a->type) : 2 * size(a->type);
+
+    return count(s, "adamw", 0, (double)a->count * (5 * WORD + parameter));
+}

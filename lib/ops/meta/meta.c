@@ -1,0 +1,312 @@
+/* The meta device computes nothing and counts everything: memory through the host's accounting, FLOPs and bytes in the
+ * stream's tally. Its pointers are distinct and are never dereferenced. */
+#include <string.h>
+
+#include "ops/count.h"
+#include "ops/cpu/cpu.h"
+
+/* Nearly every argument of these functions is there to be ignored. */
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+
+enum { ALIGNMENT = 64, FIRST_ADDRESS = 4096 };
+
+/* ---- device ---- */
+
+/* The stream's state is the next address to give out. */
+static glm52_status meta_allocate(struct stream *s, size_t bytes, enum memory_class class, void **out)
+{
+    uintptr_t address = (uintptr_t)s->state;
+
+    if (bytes > PTRDIFF_MAX - ALIGNMENT - address) return fail_nomem(bytes, memory_class_name[class]);
+    *out = s->state;
+    s->state = (void *)(address + (bytes + ALIGNMENT) / ALIGNMENT * ALIGNMENT);
+    host_account(s->host, class, (int64_t)bytes);
+    return GLM52_OK;
+}
+
+static void meta_release(struct stream *s, void *memory, size_t bytes, enum memory_class class)
+{
+    if (memory) host_account(s->host, class, -(int64_t)bytes);
+}
+
+static void meta_upload(struct stream *s, void *to_device, const void *from_host, size_t bytes)
+{
+}
+
+static void meta_download(struct stream *s, void *to_host, const void *from_device, size_t bytes)
+{
+    memset(to_host, 0, bytes);
+}
+
+static void meta_zero(struct stream *s, void *memory, size_t bytes)
+{
+    count_zero(s, bytes);
+}
+
+static void meta_copy(struct stream *s, void *to, const void *from, size_t bytes)
+{
+    count_copy(s, bytes);
+}
+
+static glm52_status meta_synchronize(struct stream *s)
+{
+    return GLM52_OK;
+}
+
+static void meta_close(struct stream *s)
+{
+}
+
+/* ---- dense ---- */
+
+static void meta_gemm(struct stream *s, const struct gemm *g, const void *a, const void *b, void *c)
+{
+    count_gemm(s, g);
+}
+
+static void meta_grouped_gemm_forward(struct stream *s, const struct grouped_gemm *g, const int32_t *offsets,
+                                      const void *x, const void *w, void *y)
+{
+    count_grouped_gemm_forward(s, g);
+}
+
+static void meta_grouped_gemm_backward_rows(struct stream *s, const struct grouped_gemm *g, const int32_t *offsets,
+                                            const void *dy, const void *w, void *dx)
+{
+    count_grouped_gemm_backward_rows(s, g);
+}
+
+static void meta_grouped_gemm_backward_weight(struct stream *s, const struct grouped_gemm *g, const int32_t *offsets,
+                                              const void *dy, const void *x, float *dw)
+{
+    count_grouped_gemm_backward_weight(s, g);
+}
+
+/* ---- norms ---- */
+
+static void meta_rmsnorm_forward(struct stream *s, const struct norm *n, const void *x, const void *gain, void *y,
+                                 float *rstd)
+{
+    count_rmsnorm_forward(s, n);
+}
+
+static void meta_rmsnorm_backward(struct stream *s, const struct norm *n, const void *x, const void *gain,
+                                  const float *rstd, const void *dy, void *dx, float *dgain, void *workspace)
+{
+    count_rmsnorm_backward(s, n);
+}
+
+static void meta_layernorm_forward(struct stream *s, const struct norm *n, const void *x, const void *gain,
+                                   const void *bias, void *y, float *statistics)
+{
+    count_layernorm_forward(s, n);
+}
+
+static void meta_layernorm_backward(struct stream *s, const struct norm *n, const void *x, const void *gain,
+                                    const float *statistics, const void *dy, void *dx, float *dgain, float *dbias,
+                                    void *workspace)
+{
+    count_layernorm_backward(s, n);
+}
+
+/* ---- position and tokens ---- */
+
+static void meta_rope_table(struct stream *s, int64_t rows, int32_t half, const int32_t *position,
+                            const float *inverse_frequency, float *table)
+{
+    count_rope_table(s, rows, half);
+}
+
+static void meta_rope(struct stream *s, const struct rope *r, const float *table, const void *x, void *y)
+{
+    count_rope(s, r);
+}
+
+static void meta_embed_forward(struct stream *s, const struct embed *e, const int32_t *token, const void *table, void *y)
+{
+    count_embed_forward(s, e);
+}
+
+static void meta_embed_backward(struct stream *s, const struct embed *e, const int32_t *token, const void *dy,
+                                float *dtable)
+{
+    count_embed_backward(s, e);
+}
+
+/* ---- selection and attention ---- */
+
+static void meta_index_select(struct stream *s, const struct indexer *i, const void *q, const void *key,
+                              const float *weight, const int32_t *start, const int32_t *end, int32_t *selected,
+                              void *workspace)
+{
+    count_index_select(s, i);
+}
+
+static void meta_index_scores(struct stream *s, const struct indexer *i, const void *q, const void *key,
+                              const float *weight, const int32_t *start, const int32_t *end, float *scores)
+{
+    count_index_scores(s, i);
+}
+
+static void meta_select_topk(struct stream *s, int64_t rows, int64_t keys, int32_t k, const float *scores,
+                             const int32_t *start, const int32_t *end, int32_t *selected, int32_t *length)
+{
+    count_select_topk(s, rows, keys, k);
+}
+
+static void meta_sparse_mla_forward(struct stream *s, const struct sparse_mla *a, const void *q, const void *kv,
+                                    const int32_t *selected, void *out, float *lse, void *workspace)
+{
+    count_sparse_mla_forward(s, a);
+}
+
+static void meta_sparse_mla_backward(struct stream *s, const struct sparse_mla *a, const void *q, const void *kv,
+                                     const int32_t *selected, const void *out, const float *lse, const void *dout,
+                                     void *dq, float *dkv, float *target, void *workspace)
+{
+    count_sparse_mla_backward(s, a, target != NULL);
+}
+
+/* ---- experts ---- */
+
+static void meta_route_forward(struct stream *s, const struct route *r, const float *logits, const float *bias,
+                               int32_t *chosen, float *weight)
+{
+    count_route_forward(s, r);
+}
+
+static void meta_route_backward(struct stream *s, const struct route *r, const float *logits, const int32_t *chosen,
+                                const float *dweight, float *dlogits)
+{
+    count_route_backward(s, r);
+}
+
+static void meta_dispatch_sort(struct stream *s, const struct dispatch *d, const int32_t *chosen, int32_t *offsets,
+                               int32_t *source, int32_t *place, void *workspace)
+{
+    count_dispatch_sort(s, d);
+}
+
+static void meta_dispatch_spread(struct stream *s, const struct dispatch *d, const int32_t *source, const void *x, void *y)
+{
+    count_dispatch_spread(s, d);
+}
+
+static void meta_dispatch_collect(struct stream *s, const struct dispatch *d, const int32_t *place, const void *x, void *y)
+{
+    count_dispatch_collect(s, d);
+}
+
+static void meta_swiglu_forward(struct stream *s, const struct swiglu *g, const void *gate_up, const float *weight,
+                                const int32_t *source, void *act)
+{
+    count_swiglu_forward(s, g, weight != NULL);
+}
+
+static void meta_swiglu_backward(struct stream *s, const struct swiglu *g, const void *gate_up, const float *weight,
+                                 const int32_t *source, const void *dact, void *dgate_up, float *dweight)
+{
+    count_swiglu_backward(s, g, weight != NULL);
+}
+
+/* ---- loss, arithmetic, update ---- */
+
+static void meta_head_loss(struct stream *s, const struct head *h, const void *x, const void *w, const int32_t *label,
+                           const float *weight, float *loss, void *dx, float *dw, void *workspace)
+{
+    count_head_loss(s, h, dx != NULL);
+}
+
+static void meta_add(struct stream *s, int64_t count, glm52_dtype type, const void *x, void *y)
+{
+    count_add(s, count, type);
+}
+
+static void meta_convert(struct stream *s, int64_t count, glm52_dtype from, const void *x, glm52_dtype to, void *y)
+{
+    count_convert(s, count, from, to);
+}
+
+static void meta_sum(struct stream *s, int64_t count, const float *x, const float *w, double *out, void *workspace)
+{
+    count_sum(s, count, w != NULL);
+}
+
+static void meta_sum_squares(struct stream *s, int64_t count, const float *x, double *out, void *workspace)
+{
+    count_sum_squares(s, count);
+}
+
+static void meta_clip(struct stream *s, const double *squares, float limit, float *norm, float *coefficient)
+{
+    count_clip(s);
+}
+
+static void meta_adamw(struct stream *s, const struct adamw *a, const float *rates, const float *coefficient,
+                       const float *gradient, float *m, float *v, float *master, void *parameter)
+{
+    count_adamw(s, a, master != NULL);
+}
+
+/* Workspaces are those of the cpu, so that a plan equals the run it stands for. */
+static const struct ops meta_ops = {
+    .name = "meta",
+    .allocate = meta_allocate,
+    .release = meta_release,
+    .upload = meta_upload,
+    .download = meta_download,
+    .zero = meta_zero,
+    .copy = meta_copy,
+    .synchronize = meta_synchronize,
+    .close = meta_close,
+    .gemm = meta_gemm,
+    .grouped_gemm_forward = meta_grouped_gemm_forward,
+    .grouped_gemm_backward_rows = meta_grouped_gemm_backward_rows,
+    .grouped_gemm_backward_weight = meta_grouped_gemm_backward_weight,
+    .rmsnorm_forward = meta_rmsnorm_forward,
+    .norm_backward_bytes = cpu_norm_backward_bytes,
+    .rmsnorm_backward = meta_rmsnorm_backward,
+    .layernorm_forward = meta_layernorm_forward,
+    .layernorm_backward = meta_layernorm_backward,
+    .rope_table = meta_rope_table,
+    .rope = meta_rope,
+    .embed_forward = meta_embed_forward,
+    .embed_backward = meta_embed_backward,
+    .index_select_bytes = cpu_index_select_bytes,
+    .index_select = meta_index_select,
+    .index_scores = meta_index_scores,
+    .select_topk = meta_select_topk,
+    .sparse_mla_forward = meta_sparse_mla_forward,
+    .sparse_mla_forward_bytes = cpu_sparse_mla_forward_bytes,
+    .sparse_mla_backward = meta_sparse_mla_backward,
+    .sparse_mla_backward_bytes = cpu_sparse_mla_backward_bytes,
+    .route_forward = meta_route_forward,
+    .route_backward = meta_route_backward,
+    .dispatch_sort_bytes = cpu_dispatch_sort_bytes,
+    .dispatch_sort = meta_dispatch_sort,
+    .dispatch_spread = meta_dispatch_spread,
+    .dispatch_collect = meta_dispatch_collect,
+    .swiglu_forward = meta_swiglu_forward,
+    .swiglu_backward = meta_swiglu_backward,
+    .head_loss_bytes = cpu_head_loss_bytes,
+    .head_loss = meta_head_loss,
+    .add = meta_add,
+    .convert = meta_convert,
+    .sum_bytes = cpu_sum_bytes,
+    .sum = meta_sum,
+    .sum_squares = meta_sum_squares,
+    .clip = meta_clip,
+    .adamw = meta_adamw,
+};
+
+glm52_status stream_open_meta(struct stream *s, struct host *host)
+{
+    *s = (struct stream){
+        .ops = &meta_ops,
+        .host = host,
+        .threads = cpu_threads(0),
+        .label = "",
+        .state = (void *)(uintptr_t)FIRST_ADDRESS,
+    };
+    return GLM52_OK;
+}
