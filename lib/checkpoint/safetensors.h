@@ -10,24 +10,28 @@ enum { SAFETENSORS_DIMENSIONS = 8 };
 
 struct safetensor {
     char *name;
-    glm52_dtype dtype;
-    int dimensions;
+    const char *type;           /* as the file says: "BF16", "BOOL", ... */
+    glm52_dtype dtype;          /* 0: a type that the container knows and the library has no use for */
+    int element_bytes, dimensions;
     int64_t shape[SAFETENSORS_DIMENSIONS];
     uint64_t offset, bytes;     /* in the file */
     int file;                   /* shard number */
 };
 
-/* One file, or a directory with model.safetensors or model.safetensors.index.json, or an index file itself. */
+/* One .safetensors file, or an index (.json) with the files it names, or a directory with model.safetensors or else
+ * model.safetensors.index.json. What an index may get wrong without harm (a tensor it does not list, a second copy in
+ * another file, total_size) is logged, and the index decides. */
 struct safetensors {
     struct host *host;
     struct safetensor *tensor;  /* sorted by name */
-    size_t tensors;
-    struct safetensors_file { char *path; void *handle; uint64_t size; } *file;
+    size_t tensors, capacity;
+    struct safetensors_file { char *path; void *handle; int open; uint64_t size; } *file;
     int files;
 };
 
 glm52_status safetensors_open(struct host *host, const char *path, struct safetensors *out);
 void safetensors_close(struct safetensors *s);
+uint64_t safetensors_elements(const struct safetensor *t);
 const struct safetensor *safetensors_find(const struct safetensors *s, const char *name); /* NULL if absent */
 /* Reads `count` elements from element `first` into host memory, as stored. */
 glm52_status safetensors_read(const struct safetensors *s, const struct safetensor *t, uint64_t first, uint64_t count,
