@@ -1,0 +1,157 @@
+/* Packed rows in host memory: storage, default labels, checks, and the number of attention pairs they cause. */
+#include "data/pack.h"
+
+#include <math.h>
+
+void pack_init(struct pack *p, struct host *host)
+{
+    *p = (struct pack){.host = host};
+}
+
+static void free_rows(struct pack *p)
+{
+    host_free(p->host, p->token, (size_t)p->capacity * sizeof *p->token, MEMORY_HOST);
+    host_free(p->host, p->label, (size_t)p->capacity * sizeof *p->label, MEMORY_HOST);
+    host_free(p->host, p->mask, (size_t)p->capacity * sizeof *p->mask, MEMORY_HOST);
+    p->token = p->label = NULL;
+    p->mask = NULL;
+    p->capacity = 0;
+}
+
+static void free_documents(struct pack *p)
+{
+    host_free(p->host, p->cu_seqlens, (size_t)(p->document_capacity + 1) * sizeof *p->cu_seqlens,
+              MEMORY_HOST);
+    p->cu_seqlens = NULL;
+    p->document_capacity = 0;
+}
+
+void pack_free(struct pack *p)
+{
+    free_rows(p);
+    free_documents(p);
+    p->rows = p->documents = 0;
+}
+
+/* The old rows stay valid if there is no memory for the new ones. */
+static glm52_status reserve_rows(struct pack *p, int64_t rows)
+{
+    struct pack grown = {.host = p->host, .capacity = rows};
+    size_t count = (size_t)rows;
+
+    grown.token = host_alloc(p->host, count * sizeof *grown.token, MEMORY_HOST);
+    grown.label = host_alloc(p->host, count * sizeof *grown.label, MEMORY_HOST);
+    grown.mask = host_alloc(p->host, count * sizeof *grown.mask, MEMORY_HOST);
+    if (!grown.token || !grown.label || !grown.mask) {
+        free_rows(&grown);
+        return GLM52_E_NOMEM;
+    }
+    free_rows(p);
+    p->token = grown.token;
+    p->label = grown.label;
+    p->mask = grown.mask;
+    p->capacity = rows;
+    return GLM52_OK;
+}
+
+static glm52_status reserve_documents(struct pack *p, int64_t documents)
+{
+    int32_t *grown = host_alloc(p->host, (size_t)(documents + 1) * sizeof *grown, MEMORY_HOST);
+
+    if (!grown) return GLM52_E_NOMEM;
+    free_documents(p);
+    p->cu_seqlens = grown;
+    p->document_capacity = documents;
+    return GLM52_OK;
+}
+
+glm52_status pack_reserve(struct pack *p, int64_t rows, int64_t documents)
+{
+    if (rows < 0 || rows > INT32_MAX || documents < 0 || documents > rows)
+        return fail(GLM52_E_INVALID, "a pack of %lld tokens in %lld documents is impossible", (long long)rows,
+                    (long long)documents);
+    if (!p->token || rows > p->capacity)
+        TRY(reserve_rows(p, rows));
+    if (!p->cu_seqlens || documents > p->document_capacity)
+        TRY(reserve_documents(p, documents));
+    p->rows = p->documents = 0;
+    p->cu_seqlens[0] = 0;
+    return GLM52_OK;
+}
+
+void pack_default_labels(struct pack *p)
+{
+    for (int64_t document = 0; document < p->documents; document++) {
+        int64_t last = p->cu_seqlens[document + 1] - 1;
+
+        for (int64_t row = p->cu_seqlens[document]; row < last; row++)
+            p->label[row] = p->token[row + 1];
+        p->label[last] = PACK_NO_LABEL;
+    }
+}
+
+double pack_loss_weight(const struct pack *p)
+{
+    double weight = 0;
+
+    for (int64_t row = 0; row < p->rows; row++)
+        if (p->label[row] != PACK_NO_LABEL)
+            weight += (double)p->mask[row];
+    return weight;
+}
+
+static glm52_status validate_documents(const struct pack *p)
+{
+    if (p->rows < 1 || p->documents < 1)
+        return fail(GLM52_E_INVALID, "the batch is empty: %lld tokens in %lld documents", (long long)p->rows,
+                    (long long)p->documents);
+    if (p->cu_seqlens[0] != 0)
+        return fail(GLM52_E_INVALID, "cu_seqlens starts with %d, not 0", (int)p->cu_seqlens[0]);
+    for (int64_t i = 1; i <= p->documents; i++)
+        if (p->cu_seqlens[i] <= p->cu_seqlens[i - 1])
+            return fail(GLM52_E_INVALID, "cu_seqlens does not rise: entry %lld is %d after %d", (long long)i,
+                        (int)p->cu_seqlens[i], (int)p->cu_seqlens[i - 1]);
+    if (p->cu_seqlens[p->documents] != p->rows)
+        return fail(GLM52_E_INVALID, "cu_seqlens ends with %d, but the batch has %lld tokens",
+                    (int)p->cu_seqlens[p->documents], (long long)p->rows);
+    return GLM52_OK;
+}
+
+static glm52_status outside(const char *what, int64_t row, int64_t id, int64_t vocabulary)
+{
+    fail(GLM52_E_INVALID, "%s at position %lld is %lld, outside the vocabulary of %lld", what, (long long)row,
+         (long long)id, (long long)vocabulary);
+    return fail_detail("position", "%lld", (long long)row);
+}
+
+glm52_status pack_validate(const struct pack *p, int64_t vocabulary)
+{
+    TRY(validate_documents(p));
+    for (int64_t row = 0; row < p->rows; row++) {
+        int32_t token = p->token[row], label = p->label[row];
+
+        if (token < 0 || token >= vocabulary) return outside("token", row, token, vocabulary);
+        if (label != PACK_NO_LABEL && (label < 0 || label >= vocabulary)) {
+            outside("label", row, label, vocabulary);
+            return fail_hint("a row without a label has the label %d", PACK_NO_LABEL);
+        }
+        if (!isfinite(p->mask[row]) || p->mask[row] < 0) {
+            fail(GLM52_E_INVALID, "loss_mask at position %lld is %g; a weight is finite and not negative",
+                 (long long)row, (double)p->mask[row]);
+            return fail_detail("position", "%lld", (long long)row);
+        }
+    }
+    return GLM52_OK;
+}
+
+void pack_pairs(const struct pack *p, int64_t k, double *causal, double *selected)
+{
+    *causal = *selected = 0;
+    for (int64_t document = 0; document < p->documents; document++) {
+        double length = p->cu_seqlens[document + 1] - p->cu_seqlens[document];
+        double dense = fmin(length, (double)k); /* queries that see no more than k keys */
+
+        *causal += length * (length + 1) / 2;
+        *selected += dense * (dense + 1) / 2 + (length - dense) * (double)k;
+    }
+}
