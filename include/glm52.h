@@ -260,7 +260,7 @@ GLM52_API glm52_status glm52_model_load(glm52_context *context, glm52_config *co
                                         glm52_model **out);
 GLM52_API glm52_model *glm52_model_ref(glm52_model *self);
 GLM52_API void glm52_model_unref(glm52_model **self);
-/* Writes config.json and safetensors (one file up to out.shard_bytes, then shards with an index) in dtype
+/* Writes config.json and safetensors (one file up to shard_bytes, then shards with an index) in dtype
  * F32 or BF16 (0: as held). Files are written beside their final names, then renamed. */
 GLM52_API glm52_status glm52_model_save(glm52_model *self, const char *directory, glm52_dtype dtype);
 /* One line: "6 layers (1 dense + 5 MoE), 2.2M parameters". Borrowed from the model. */

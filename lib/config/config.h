@@ -6,6 +6,7 @@
 #include <jansson.h>
 
 #include "base/host.h"
+#include "base/text.h"
 
 enum { CONFIG_MAX_LAYERS = 512, CONFIG_MAX_EOS = 16 };
 
@@ -24,11 +25,13 @@ struct model_config {
     int64_t num_nextn_predict_layers, max_position_embeddings;
     double rms_norm_eps, latent_norm_eps, index_k_norm_eps, rope_theta, routed_scaling_factor, initializer_range;
     int norm_topk_prob, index_share_for_mtp_iteration;
-    /* One entry per decoder layer, set by config_validate() from the explicit lists or the formulas. */
+    /* One entry per decoder layer. Given explicitly when its count is not 0; config_validate() fills the others from
+     * first_k_dense_replace, and from index_topk_freq and index_skip_topk_offset. */
     uint8_t mlp_layer_types[CONFIG_MAX_LAYERS], indexer_types[CONFIG_MAX_LAYERS];
+    int mlp_layer_count, indexer_count;
     int64_t eos_token_id[CONFIG_MAX_EOS];
     int eos_count;
-    int64_t pad_token_id;
+    int64_t pad_token_id; /* -1: none */
 };
 
 struct data_config {
@@ -60,20 +63,33 @@ struct config {
     struct data_config data;
     struct optim_config optim;
     struct train_config train;
-    uint8_t *chosen;     /* per schema row: 1 if somebody set it */
-    json_t *hub_extra;   /* keys of a hub file outside the schema, kept for the dump; may be NULL */
+    uint8_t *chosen;     /* per row of the schema: nobody, a base, or the user set it */
+    json_t *hub_extra;   /* keys of a hub file outside the schema, kept for the dump; shared by copies; may be NULL */
 };
 
-glm52_status config_init(struct config *c, struct host *host);     /* defaults */
+/* The model section has at most one base, a preset or a hub file; the later one replaces the earlier. Options that
+ * were set one by one win over the base, whichever came first. Every call below that fails leaves *c as it was. A
+ * failure names the option in the detail "key". */
+glm52_status config_init(struct config *c, struct host *host);     /* defaults: no model yet */
 glm52_status config_copy(struct config *to, const struct config *from);
 void config_free(struct config *c);
 glm52_status config_set(struct config *c, const char *key, const char *value);
-/* Value as text; *out is freed with host_strfree. */
+/* Value as text, a list separated by commas; *out is freed with host_strfree. */
 glm52_status config_get(const struct config *c, const char *key, char **out);
-glm52_status config_load_json(struct config *c, const char *json);          /* all or nothing */
-glm52_status config_load_hub(struct config *c, const char *path);           /* all or nothing */
-glm52_status config_validate(struct config *c);                             /* also fills the layer lists */
-glm52_status config_dump(const struct config *c, int hub, char **out);      /* freed with host_strfree */
+/* {"optim": {"lr": 2e-4}} or {"optim.lr": 2e-4} */
+glm52_status config_load_json(struct config *c, const char *json);
+/* Reads a hub config.json as the base of the model section and validates that. Failures also have the detail "path". */
+glm52_status config_load_hub(struct config *c, const char *path);
+/* The same from memory; `where` stands for the path. */
+glm52_status config_load_hub_text(struct config *c, const char *text, size_t bytes, const char *where);
+/* Also fills the layer lists. While model.hub names a directory that nobody has read yet there is no model to check. */
+glm52_status config_validate(struct config *c);
+/* The data, optim and train sections alone, for a config that brings no model. */
+glm52_status config_validate_training(const struct config *c);
+/* *out is freed with host_strfree. hub: config_dump_hub() with the dtype of the file it came from, or BF16. */
+glm52_status config_dump(const struct config *c, int hub, char **out);
+/* A hub config.json for weights of that dtype. */
+glm52_status config_dump_hub(const struct config *c, glm52_dtype dtype, char **out);
 glm52_status config_describe(uint32_t index, glm52_option_info *out);
 
 /* Source of the selection of decoder layer `layer`: itself if full, else the nearest earlier full layer. */

@@ -1,0 +1,214 @@
+/* The schema: every option of the library, once. A key is the path of its field in struct config. */
+#include "config/schema.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define FIELD(field) #field
+#define AT(field) offsetof(struct config, field)
+#define INTEGER(field, least, most, initial, flags, summary) \
+    {FIELD(field), summary, OPTION_INTEGER, flags, AT(field), 0, least, most, 0, 0, #least " .. " #most, initial}
+#define NUMBER(field, low, high, initial, summary) \
+    {FIELD(field), summary, OPTION_NUMBER, 0, AT(field), 0, 0, 0, low, high, #low " .. " #high, initial}
+#define NUMBER_ABOVE(field, low, high, initial, flags, summary)                                                 \
+    {FIELD(field), summary, OPTION_NUMBER, OPTION_ABOVE | (flags), AT(field), 0, 0, 0, low, high, "above " #low " .. " #high, \
+     initial}
+#define NUMBER_BELOW(field, low, high, initial, summary) \
+    {FIELD(field), summary, OPTION_NUMBER, OPTION_BELOW, AT(field), 0, 0, 0, low, high, #low " .. below " #high, initial}
+#define NUMBER_BETWEEN(field, low, high, initial, summary)                                               \
+    {FIELD(field), summary, OPTION_NUMBER, OPTION_ABOVE | OPTION_BELOW, AT(field), 0, 0, 0, low, high,   \
+     "above " #low " .. below " #high, initial}
+#define BOOLEAN(field, initial, summary) \
+    {FIELD(field), summary, OPTION_BOOLEAN, 0, AT(field), 0, 0, 0, 0, 0, "", initial}
+#define STRING(field, words, initial, flags, summary) \
+    {FIELD(field), summary, OPTION_STRING, flags, AT(field), 0, 0, 0, 0, 0, words, initial}
+#define CHOICE(field, words, initial, summary) \
+    {FIELD(field), summary, OPTION_CHOICE, 0, AT(field), 0, 0, 0, 0, 0, words, initial}
+#define INTEGERS(field, count, least, most, summary) \
+    {FIELD(field), summary, OPTION_INTEGERS, 0, AT(field), AT(count), least, most, 0, 0, #least " .. " #most, ""}
+#define LAYERS(field, count, words, summary) \
+    {FIELD(field), summary, OPTION_LAYERS, 0, AT(field), AT(count), 0, 0, 0, 0, words, ""}
+/* A size every model has and no default can guess. The limits keep every product of sizes within 63 bits. */
+#define SIZE(field, most, summary) INTEGER(field, 1, most, "", OPTION_REQUIRED, summary)
+
+const struct option options[] = {
+    STRING(device, "", "cpu", 0, "where to compute: cpu, meta (counts only), cuda, cuda:1, auto"),
+    STRING(out, "", "", 0, "directory for metrics, checkpoints and the trained model; empty: write nothing"),
+    INTEGER(shard_bytes, 1000000, 1000000000000, "5000000000", 0, "largest safetensors file; a bigger model is sharded"),
+
+    STRING(model.preset, "tiny|bench|glm52", "", OPTION_NOT_HUB, "a known shape to start from"),
+    STRING(model.hub, "", "", OPTION_NOT_HUB, "hub directory (config.json, safetensors) to start from"),
+    SIZE(model.vocab_size, 4194304, "token ids"),
+    SIZE(model.hidden_size, 131072, "width of the residual stream"),
+    SIZE(model.num_hidden_layers, 512, "decoder layers, without the MTP layer"),
+    SIZE(model.intermediate_size, 1048576, "width of a dense feed-forward"),
+    SIZE(model.moe_intermediate_size, 262144, "width of one expert"),
+    SIZE(model.n_routed_experts, 4096, "routed experts of a MoE layer"),
+    SIZE(model.num_experts_per_tok, 4096, "routed experts per token"),
+    INTEGER(model.n_shared_experts, 1, 64, "1", 0, "experts that every token passes"),
+    INTEGER(model.first_k_dense_replace, 0, 512, "3", 0, "leading layers with a dense feed-forward"),
+    LAYERS(model.mlp_layer_types, model.mlp_layer_count, "dense|sparse",
+           "feed-forward of each layer; empty: by first_k_dense_replace"),
+    SIZE(model.num_attention_heads, 1024, "attention heads"),
+    SIZE(model.q_lora_rank, 65536, "query latent"),
+    SIZE(model.kv_lora_rank, 65536, "key-value latent"),
+    SIZE(model.qk_nope_head_dim, 4096, "query-key width of a head without position"),
+    SIZE(model.qk_rope_head_dim, 4096, "query-key width of a head with rotary position; even"),
+    SIZE(model.v_head_dim, 4096, "value width of a head"),
+    SIZE(model.index_n_heads, 1024, "heads of an indexer"),
+    SIZE(model.index_head_dim, 4096, "width of an indexer head, the rotary part included"),
+    SIZE(model.index_topk, 1048576, "keys an indexer selects per query"),
+    INTEGER(model.index_topk_freq, 1, 512, "1", 0, "layers that share one indexer"),
+    INTEGER(model.index_skip_topk_offset, 0, 512, "2", 0, "layer i has an indexer if max(i - offset + 1, 0) mod freq = 0"),
+    LAYERS(model.indexer_types, model.indexer_count, "full|shared",
+           "indexer of each layer; empty: by index_topk_freq and index_skip_topk_offset"),
+    BOOLEAN(model.index_share_for_mtp_iteration, "false", "MTP depths after the first reuse its selection"),
+    INTEGER(model.num_nextn_predict_layers, 0, 1, "0", 0, "MTP layers"),
+    INTEGER(model.max_position_embeddings, 1, 16777216, "1048576", 0, "longest document in tokens"),
+    NUMBER_ABOVE(model.rms_norm_eps, 0, 1, "1e-5", 0, "epsilon of the block, final and MTP norms"),
+    NUMBER_ABOVE(model.latent_norm_eps, 0, 1, "1e-6", 0, "epsilon of the norms of the query and key-value latents"),
+    NUMBER_ABOVE(model.index_k_norm_eps, 0, 1, "1e-6", 0, "epsilon of the indexer's key LayerNorm"),
+    NUMBER_ABOVE(model.rope_theta, 0, 1e15, "", OPTION_REQUIRED, "base of the rotary frequencies"),
+    BOOLEAN(model.norm_topk_prob, "true", "the weights of a token's experts sum to routed_scaling_factor"),
+    NUMBER_ABOVE(model.routed_scaling_factor, 0, 1000, "2.5", 0, "factor on the weights of the routed experts"),
+    NUMBER(model.initializer_range, 0, 10, "0.02", "deviation of random initial weights"),
+    INTEGERS(model.eos_token_id, model.eos_count, 0, 4194303, "tokens that end a text"),
+    INTEGER(model.pad_token_id, -1, 4194303, "-1", 0, "token for padding; -1: none"),
+
+    STRING(data.text, "", "", 0, "path of a text file"),
+    STRING(data.tokenizer, "bytes", "bytes", 0, "how text becomes tokens"),
+    INTEGER(data.pack_tokens, 1, 16777216, "2048", 0, "tokens of a packed row"),
+    INTEGER(data.document_tokens, 0, 16777216, "0", 0, "longest document cut from the text; 0: as long as a pack"),
+    NUMBER_BETWEEN(data.held_out, 0, 1, "0.02", "share of documents kept for evaluation"),
+
+    STRING(optim.policy, "adamw", "adamw", 0, "optimizer of each parameter"),
+    NUMBER(optim.lr, 0, 100, "2e-4", "learning rate after warm-up"),
+    NUMBER(optim.min_lr, 0, 100, "0", "learning rate after the decay"),
+    NUMBER_BELOW(optim.beta1, 0, 1, "0.9", "decay of the first moment"),
+    NUMBER_BELOW(optim.beta2, 0, 1, "0.95", "decay of the second moment"),
+    NUMBER_ABOVE(optim.epsilon, 0, 1, "1e-8", 0, "added to the root of the second moment"),
+    NUMBER(optim.weight_decay, 0, 100, "0.1", "decoupled, times the learning rate; matrices only"),
+    INTEGER(optim.warmup, 0, 1000000000, "0", 0, "steps of linear warm-up"),
+    CHOICE(optim.schedule, "constant|cosine|linear|wsd", "cosine", "learning rate after warm-up"),
+    INTEGER(optim.decay_steps, 0, 1000000000, "0", 0, "step at which min_lr is reached; 0: train.steps"),
+    INTEGER(optim.wsd_decay_steps, 0, 1000000000, "0", 0, "steps of decay at the end of schedule wsd"),
+    CHOICE(optim.wsd_style, "linear|cosine|exponential|minus_sqrt", "linear", "form of the decay of schedule wsd"),
+
+    INTEGER(train.steps, 1, 1000000000, "100", 0, "optimizer updates"),
+    INTEGER(train.microbatches, 1, 65536, "1", 0, "packed rows per update"),
+    INTEGER(train.microbatch_tokens, 1, 16777216, "2048", 0, "most tokens of a packed row; memory grows with it"),
+    INTEGER(train.eval_every, 0, 1000000000, "0", 0, "steps between evaluations; 0: at the end only"),
+    INTEGER(train.save_every, 0, 1000000000, "0", 0, "steps between checkpoints; 0: at the end only"),
+    INTEGER(train.seed, 0, 9223372036854775807, "1", 0, "seed of initial weights and of the order of documents"),
+    NUMBER(train.clip, 0, 1e30, "1", "largest global gradient norm; 0: no clipping"),
+};
+
+const int option_count = sizeof options / sizeof *options;
+
+const struct option *option_find(const char *key)
+{
+    for (int i = 0; i < option_count; i++)
+        if (!strcmp(options[i].key, key)) return &options[i];
+    return NULL;
+}
+
+int option_in_section(const struct option *o, const char *section)
+{
+    size_t length = strlen(section);
+
+    return !strncmp(o->key, section, length) && o->key[length] == '.';
+}
+
+int option_is_section(const char *name)
+{
+    for (int i = 0; i < option_count; i++)
+        if (option_in_section(&options[i], name)) return 1;
+    return 0;
+}
+
+static const char *last_part(const char *key)
+{
+    const char *dot = strrchr(key, '.');
+
+    return dot ? dot + 1 : key;
+}
+
+static const char *nearest_by(const char *key, const char *(*part)(const char *), unsigned most)
+{
+    const char *nearest = NULL;
+
+    for (int i = 0; i < option_count; i++) {
+        unsigned distance = text_distance(part(key), part(options[i].key));
+        if (distance > most) continue;
+        nearest = options[i].key;
+        if (distance == 0) break;
+        most = distance - 1;
+    }
+    return nearest;
+}
+
+static const char *whole(const char *key)
+{
+    return key;
+}
+
+const char *option_nearest(const char *key)
+{
+    enum { LONGEST = 64 };
+    size_t length = strnlen(key, LONGEST), last = strnlen(last_part(key), LONGEST);
+    const char *nearest = nearest_by(key, whole, (unsigned)length / 4);
+
+    /* Perhaps the right name in no section, or in the wrong one. */
+    return nearest ? nearest : nearest_by(key, last_part, (unsigned)last / 4);
+}
+
+glm52_status option_unknown(const char *key)
+{
+    const char *nearest = option_nearest(key);
+
+    if (nearest) {
+        fail(GLM52_E_INVALID, "%s: no such option; did you mean %s?", key, nearest);
+    } else {
+        fail(GLM52_E_INVALID, "%s: no such option", key);
+        fail_hint("`glm52 config` lists all options");
+    }
+    return fail_detail("key", "%s", key);
+}
+
+int word_at(const char *words, int index, char *word, size_t bytes)
+{
+    for (; index > 0; index--) {
+        words = strchr(words, '|');
+        if (!words) return 0;
+        words++;
+    }
+    snprintf(word, bytes, "%.*s", (int)strcspn(words, "|"), words);
+    return 1;
+}
+
+int word_index(const char *words, const char *word)
+{
+    char one[64];
+
+    for (int i = 0; word_at(words, i, one, sizeof one); i++)
+        if (!strcmp(one, word)) return i;
+    return -1;
+}
+
+static const char *const type_name[] = {
+    [OPTION_INTEGER] = "integer", [OPTION_NUMBER] = "number", [OPTION_BOOLEAN] = "boolean", [OPTION_STRING] = "string",
+    [OPTION_CHOICE] = "choice",   [OPTION_INTEGERS] = "list", [OPTION_LAYERS] = "list",
+};
+
+glm52_status config_describe(uint32_t index, glm52_option_info *out)
+{
+    if (index >= (uint32_t)option_count)
+        return fail(GLM52_E_INVALID, "there are %d options; number %u is past the end", option_count, index);
+    const struct option *o = &options[index];
+    out->key = o->key;
+    out->type = o->type == OPTION_STRING && *o->range ? "choice" : type_name[o->type];
+    out->range = o->range;
+    out->default_value = o->initial;
+    out->summary = o->summary;
+    return GLM52_OK;
+}
