@@ -24,6 +24,9 @@ struct operand {
     glm52_dtype type;
 };
 
+/* The operand that starts at element (i, j) of o. */
+struct operand operand_at(struct operand o, int64_t i, int64_t j);
+
 /* c[m,n] (+)= a[m,k] b[k,n] on the calling thread alone, at any place inside a parallel region and only there: it limits
  * BLAS to one thread, for which the region's end makes up. */
 void tile_gemm(int64_t m, int64_t n, int64_t k, struct operand a, struct operand b, void *c, int64_t ldc,

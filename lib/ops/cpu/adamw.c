@@ -1,0 +1,48 @@
+/* Clipping by the global norm, and AdamW with decoupled decay. */
+#include <math.h>
+
+#include "ops/count.h"
+#include "ops/cpu/cpu.h"
+#include "ops/cpu/row.h"
+
+void cpu_clip(struct stream *s, const double *squares, float limit, float *norm, float *coefficient)
+{
+    struct counted call = count_clip(s);
+    double length = sqrt(*squares), share = (double)limit / (length + 1e-6);
+
+    *norm = (float)length;
+    *coefficient = limit <= 0 || share > 1 ? 1.0f : (float)share;
+    count_end(call);
+}
+
+/* W of `count` elements; the other arrays start where W does. */
+static void update(const struct adamw *a, const float *rates, float coefficient, int64_t count, const float *gradient,
+                   float *m, float *v, float *w)
+{
+    float rest1 = 1.0f - a->beta1, rest2 = 1.0f - a->beta2, keep = 1.0f - rates[RATE_LR] * a->decay;
+    float lr = rates[RATE_LR], correction1 = rates[RATE_CORRECTION1], correction2 = rates[RATE_CORRECTION2];
+
+    for (int64_t i = 0; i < count; i++) {
+        float g = gradient[i] * coefficient;
+
+        m[i] = a->beta1 * m[i] + rest1 * g;
+        v[i] = a->beta2 * v[i] + rest2 * (g * g);
+        w[i] = w[i] * keep - lr * (m[i] / correction1) / (sqrtf(v[i] / correction2) + a->epsilon);
+    }
+}
+
+void cpu_adamw(struct stream *s, const struct adamw *a, const float *rates, const float *coefficient,
+               const float *gradient, float *m, float *v, float *master, void *parameter)
+{
+    struct counted call = count_adamw(s, a, master != NULL);
+
+#pragma omp parallel for schedule(static) num_threads(cpu_team(s, (double)a->count * 4))
+    for (int64_t i = 0; i < a->count; i += CHUNK) {
+        float *w = master ? master + i : (float *)parameter + i;
+        int64_t count = least(CHUNK, a->count - i);
+
+        update(a, rates, *coefficient, count, gradient + i, m + i, v + i, w);
+        if (master) store(a->type, parameter, i, count, w, 0);
+    }
+    count_end(call);
+}

@@ -1,0 +1,92 @@
+/* Elementwise sums, conversions, and sums in fp64 whose order depends on the count alone. */
+#include "ops/count.h"
+#include "ops/cpu/cpu.h"
+#include "ops/cpu/row.h"
+
+enum { SUM_BLOCK = 1 << 16, SUM_LANES = 16 };
+
+void cpu_add(struct stream *s, int64_t count, glm52_dtype type, const void *x, void *y)
+{
+    struct counted call = count_add(s, count, type);
+
+#pragma omp parallel for schedule(static) num_threads(cpu_team(s, (double)count))
+    for (int64_t i = 0; i < count; i += CHUNK) {
+        float chunk[CHUNK];
+        int64_t n = least(CHUNK, count - i);
+
+        store(type, y, i, n, load(type, x, i, n, chunk), 1);
+    }
+    count_end(call);
+}
+
+void cpu_convert(struct stream *s, int64_t count, glm52_dtype from, const void *x, glm52_dtype to, void *y)
+{
+    struct counted call = count_convert(s, count, from, to);
+
+#pragma omp parallel for schedule(static) num_threads(cpu_team(s, (double)count))
+    for (int64_t i = 0; i < count; i += CHUNK) {
+        float chunk[CHUNK];
+        int64_t n = least(CHUNK, count - i);
+
+        store(to, y, i, n, load(from, x, i, n, chunk), 0);
+    }
+    count_end(call);
+}
+
+static int64_t sum_blocks(int64_t count)
+{
+    return (count + SUM_BLOCK - 1) / SUM_BLOCK;
+}
+
+size_t cpu_sum_bytes(struct stream *s, int64_t count)
+{
+    (void)s;
+    return (size_t)sum_blocks(count) * sizeof(double);
+}
+
+/* sum x[i] y[i], y NULL: sum x[i] */
+static double block_sum(const float *x, const float *y, int64_t count)
+{
+    double lane[SUM_LANES] = {0};
+    int64_t i = 0;
+
+    if (y)
+        for (; i + SUM_LANES <= count; i += SUM_LANES)
+            for (int l = 0; l < SUM_LANES; l++) lane[l] += (double)x[i + l] * (double)y[i + l];
+    else
+        for (; i + SUM_LANES <= count; i += SUM_LANES)
+            for (int l = 0; l < SUM_LANES; l++) lane[l] += (double)x[i + l];
+    for (int l = 0; i + l < count; l++) lane[l] += (double)x[i + l] * (y ? (double)y[i + l] : 1.0);
+    for (int width = SUM_LANES / 2; width > 0; width /= 2)
+        for (int l = 0; l < width; l++) lane[l] += lane[l + width];
+    return lane[0];
+}
+
+static void sum_products(struct stream *s, int64_t count, const float *x, const float *y, double *out, double *partial)
+{
+    int64_t blocks = sum_blocks(count);
+    double sum = 0;
+
+#pragma omp parallel for schedule(static) num_threads(cpu_team(s, (double)count))
+    for (int64_t block = 0; block < blocks; block++)
+        partial[block] = block_sum(x + block * SUM_BLOCK, y ? y + block * SUM_BLOCK : NULL,
+                                   least(SUM_BLOCK, count - block * SUM_BLOCK));
+    for (int64_t block = 0; block < blocks; block++) sum += partial[block];
+    *out += sum;
+}
+
+void cpu_sum(struct stream *s, int64_t count, const float *x, const float *w, double *out, void *workspace)
+{
+    struct counted call = count_sum(s, count, w != NULL);
+
+    sum_products(s, count, x, w, out, workspace);
+    count_end(call);
+}
+
+void cpu_sum_squares(struct stream *s, int64_t count, const float *x, double *out, void *workspace)
+{
+    struct counted call = count_sum_squares(s, count);
+
+    sum_products(s, count, x, x, out, workspace);
+    count_end(call);
+}

@@ -1,0 +1,113 @@
+/* The cpu device: memory of the host, and the table of its operations. */
+#include "ops/cpu/cpu.h"
+
+#include <omp.h>
+#include <string.h>
+
+#include "ops/count.h"
+
+enum { MOVE = 1 << 20 }; /* bytes that one thread copies or zeroes at a time */
+
+int cpu_threads(int wanted)
+{
+    return wanted > 0 ? wanted : omp_get_max_threads();
+}
+
+static glm52_status cpu_allocate(struct stream *s, size_t bytes, enum memory_class class, void **out)
+{
+    *out = host_alloc(s->host, bytes, class);
+    return *out ? GLM52_OK : GLM52_E_NOMEM;
+}
+
+static void cpu_release(struct stream *s, void *memory, size_t bytes, enum memory_class class)
+{
+    host_free(s->host, memory, bytes, class);
+}
+
+static void move(struct stream *s, void *to, const void *from, size_t bytes)
+{
+#pragma omp parallel for schedule(static) num_threads(bytes <= MOVE ? 1 : s->threads)
+    for (size_t at = 0; at < bytes; at += MOVE)
+        memcpy((char *)to + at, (const char *)from + at, bytes - at < MOVE ? bytes - at : MOVE);
+}
+
+static void cpu_upload(struct stream *s, void *to_device, const void *from_host, size_t bytes)
+{
+    move(s, to_device, from_host, bytes);
+}
+
+static void cpu_download(struct stream *s, void *to_host, const void *from_device, size_t bytes)
+{
+    move(s, to_host, from_device, bytes);
+}
+
+static void cpu_copy(struct stream *s, void *to, const void *from, size_t bytes)
+{
+    struct counted call = count_copy(s, bytes);
+
+    move(s, to, from, bytes);
+    count_end(call);
+}
+
+static void cpu_zero(struct stream *s, void *memory, size_t bytes)
+{
+    struct counted call = count_zero(s, bytes);
+
+#pragma omp parallel for schedule(static) num_threads(bytes <= MOVE ? 1 : s->threads)
+    for (size_t at = 0; at < bytes; at += MOVE)
+        memset((char *)memory + at, 0, bytes - at < MOVE ? bytes - at : MOVE);
+    count_end(call);
+}
+
+static glm52_status cpu_synchronize(struct stream *s)
+{
+    (void)s;
+    return GLM52_OK;
+}
+
+static void cpu_close(struct stream *s)
+{
+    (void)s;
+}
+
+static const struct ops cpu_ops = {
+    .name = "cpu",
+    .allocate = cpu_allocate,
+    .release = cpu_release,
+    .upload = cpu_upload,
+    .download = cpu_download,
+    .zero = cpu_zero,
+    .copy = cpu_copy,
+    .synchronize = cpu_synchronize,
+    .close = cpu_close,
+    .gemm = cpu_gemm,
+    .grouped_gemm_forward = cpu_grouped_gemm_forward,
+    .grouped_gemm_backward_rows = cpu_grouped_gemm_backward_rows,
+    .grouped_gemm_backward_weight = cpu_grouped_gemm_backward_weight,
+    .rmsnorm_forward = cpu_rmsnorm_forward,
+    .norm_backward_bytes = cpu_norm_backward_bytes,
+    .rmsnorm_backward = cpu_rmsnorm_backward,
+    .layernorm_forward = cpu_layernorm_forward,
+    .layernorm_backward = cpu_layernorm_backward,
+    .rope_table = cpu_rope_table,
+    .rope = cpu_rope,
+    .embed_forward = cpu_embed_forward,
+    .embed_backward = cpu_embed_backward,
+    .swiglu_forward = cpu_swiglu_forward,
+    .swiglu_backward = cpu_swiglu_backward,
+    .head_loss_bytes = cpu_head_loss_bytes,
+    .head_loss = cpu_head_loss,
+    .add = cpu_add,
+    .convert = cpu_convert,
+    .sum_bytes = cpu_sum_bytes,
+    .sum = cpu_sum,
+    .sum_squares = cpu_sum_squares,
+    .clip = cpu_clip,
+    .adamw = cpu_adamw,
+};
+
+glm52_status stream_open_cpu(struct stream *s, struct host *host, int threads)
+{
+    *s = (struct stream){.ops = &cpu_ops, .host = host, .threads = cpu_threads(threads), .label = ""};
+    return GLM52_OK;
+}

@@ -1,0 +1,98 @@
+/* Output head fused with cross-entropy (model.md 2.7): the logits of a chunk of rows exist, never those of all rows, and
+ * become their own gradient in place. */
+#include <math.h>
+
+#include "ops/count.h"
+#include "ops/cpu/cpu.h"
+#include "ops/cpu/expf.h"
+#include "ops/cpu/row.h"
+
+/* 16 MB of logits, but enough rows that the weights are worth reading, and no more than matrix products profit from. */
+enum { CHUNK_LOGITS = 1 << 22, FEWEST_ROWS = 32, MOST_ROWS = 512 };
+
+static int64_t chunk_rows(const struct head *h)
+{
+    int64_t rows = CHUNK_LOGITS / h->vocabulary;
+
+    rows = rows < FEWEST_ROWS ? FEWEST_ROWS : least(rows, MOST_ROWS);
+    return least(rows, h->rows);
+}
+
+size_t cpu_head_loss_bytes(struct stream *s, const struct head *h)
+{
+    (void)s;
+    return (size_t)chunk_rows(h) * (size_t)h->vocabulary * sizeof(float);
+}
+
+static float largest(const float *x, int64_t count)
+{
+    float best[2 * LANES], most;
+    int64_t i = 0;
+
+    for (int lane = 0; lane < 2 * LANES; lane++) best[lane] = x[0];
+    for (; i + 2 * LANES <= count; i += 2 * LANES)
+        for (int lane = 0; lane < 2 * LANES; lane++) best[lane] = x[i + lane] > best[lane] ? x[i + lane] : best[lane];
+    most = best[0];
+    for (int lane = 1; lane < 2 * LANES; lane++) most = best[lane] > most ? best[lane] : most;
+    for (; i < count; i++) most = x[i] > most ? x[i] : most;
+    return most;
+}
+
+/* The loss of one row. If weight is not NULL, its logits become weight * (softmax - one at the label). */
+static float row_loss(float *logits, int64_t vocabulary, int32_t label, const float *weight)
+{
+    float most, sum = 0, chosen, e[CHUNK];
+
+    if (label < 0) {
+        if (weight) memset(logits, 0, (size_t)vocabulary * sizeof *logits);
+        return 0;
+    }
+    most = largest(logits, vocabulary);
+    chosen = logits[label];
+    for (int64_t j = 0; j < vocabulary; j += CHUNK) {
+        int64_t count = least(CHUNK, vocabulary - j);
+
+        for (int64_t i = 0; i < count; i++) e[i] = exp_f32(logits[j + i] - most);
+        sum += total(e, count);
+        if (weight) memcpy(logits + j, e, (size_t)count * sizeof *e);
+    }
+    if (weight) {
+        float scale = *weight / sum;
+
+        for (int64_t j = 0; j < vocabulary; j++) logits[j] *= scale;
+        logits[label] -= *weight;
+    }
+    return logf(sum) + (most - chosen);
+}
+
+void cpu_head_loss(struct stream *s, const struct head *h, const void *x, const void *w, const int32_t *label,
+                   const float *weight, float *loss, void *dx, float *dw, void *workspace)
+{
+    struct counted call = count_head_loss(s, h, dx != NULL);
+    int64_t step = chunk_rows(h), size = (int64_t)dtype_size(h->type), width = h->width, vocabulary = h->vocabulary;
+    float *logits = workspace;
+
+    for (int64_t first = 0; first < h->rows; first += step) {
+        int64_t rows = least(step, h->rows - first);
+        const void *x_rows = (const char *)x + first * width * size;
+        struct gemm forward = {.m = rows, .n = vocabulary, .k = width, .lda = width, .ldb = width, .ldc = vocabulary,
+                               .batch = 1, .transpose_b = 1, .a_type = h->type, .b_type = h->type,
+                               .c_type = GLM52_DTYPE_F32};
+        struct gemm to_x = {.m = rows, .n = width, .k = vocabulary, .lda = vocabulary, .ldb = width, .ldc = width,
+                            .batch = 1, .a_type = GLM52_DTYPE_F32, .b_type = h->type, .c_type = h->type};
+        struct gemm to_w = {.m = vocabulary, .n = width, .k = rows, .lda = vocabulary, .ldb = width, .ldc = width,
+                            .batch = 1, .transpose_a = 1, .add = 1, .a_type = GLM52_DTYPE_F32, .b_type = h->type,
+                            .c_type = GLM52_DTYPE_F32};
+
+        gemm_run(s, &forward, x_rows, w, logits);
+#pragma omp parallel for schedule(static) num_threads(cpu_team(s, (double)rows * (double)vocabulary * 8))
+        for (int64_t row = 0; row < rows; row++)
+            loss[first + row] = row_loss(logits + row * vocabulary, vocabulary, label[first + row],
+                                         dx ? &weight[first + row] : NULL);
+        if (dx) {
+            gemm_run(s, &to_x, logits, w, (char *)dx + first * width * size);
+            gemm_run(s, &to_w, logits, x_rows, dw);
+        }
+    }
+    count_end(call);
+}

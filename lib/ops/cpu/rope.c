@@ -1,0 +1,55 @@
+/* Rotary position: the table of cosines and sines, and the rotation of interleaved pairs (model.md 2, "RoPE tables"). */
+#include <math.h>
+
+#include "ops/count.h"
+#include "ops/cpu/cpu.h"
+#include "ops/cpu/row.h"
+
+enum { ANGLE_WORK = 32 }; /* a cosine and a sine cost about so many multiplications */
+
+void cpu_rope_table(struct stream *s, int64_t rows, int32_t half, const int32_t *position,
+                    const float *inverse_frequency, float *table)
+{
+    struct counted call = count_rope_table(s, rows, half);
+
+#pragma omp parallel for schedule(static) num_threads(cpu_team(s, (double)rows * half * ANGLE_WORK))
+    for (int64_t row = 0; row < rows; row++)
+        for (int32_t j = 0; j < half; j++) {
+            float angle = (float)position[row] * inverse_frequency[j];
+
+            table[(row * half + j) * 2] = cosf(angle);
+            table[(row * half + j) * 2 + 1] = sinf(angle);
+        }
+    count_end(call);
+}
+
+/* One head of one row; a chunk of pairs at a time, read whole before it is written. */
+static void rotate(const struct rope *r, const float *table, const void *x, int64_t x_at, void *y, int64_t y_at)
+{
+    float x_chunk[CHUNK], out[CHUNK], sign = r->inverse ? -1.0f : 1.0f;
+
+    for (int64_t j = 0; j < 2 * r->half; j += CHUNK) {
+        int64_t count = least(CHUNK, 2 * r->half - j);
+        const float *in = load(r->type, x, x_at + j, count, x_chunk);
+
+        for (int64_t i = 0; i < count; i += 2) {
+            float cosine = table[j + i], sine = sign * table[j + i + 1];
+
+            out[i] = in[i] * cosine - in[i + 1] * sine;
+            out[i + 1] = in[i + 1] * cosine + in[i] * sine;
+        }
+        store(r->type, y, y_at + j, count, out, r->add);
+    }
+}
+
+void cpu_rope(struct stream *s, const struct rope *r, const float *table, const void *x, void *y)
+{
+    struct counted call = count_rope(s, r);
+
+#pragma omp parallel for schedule(static) num_threads(cpu_team(s, (double)r->rows * r->heads * r->half * 4))
+    for (int64_t row = 0; row < r->rows; row++)
+        for (int64_t head = 0; head < r->heads; head++)
+            rotate(r, table + row * r->half * 2, x, row * r->x_row + head * r->x_head, y,
+                   row * r->y_row + head * r->y_head);
+    count_end(call);
+}
