@@ -1,0 +1,63 @@
+/* One golden case: a JSON sidecar, the tensors beside it, and what became of comparing with them. */
+#ifndef GLM52_TESTS_GOLDENCHECK_CASE_H
+#define GLM52_TESTS_GOLDENCHECK_CASE_H
+
+#include <jansson.h>
+
+#include "base/host.h"
+#include "checkpoint/safetensors.h"
+
+struct golden_case {
+    struct host host;
+    char directory[1024], name[256];
+    json_t *sidecar;
+    struct safetensors file;
+    unsigned char *used;    /* per tensor of the file: fed, compared, or left out on purpose */
+    int compared, failures;
+};
+
+/* A tensor of the case as numbers: `value` always, `integer` for integer types only. */
+struct array {
+    int64_t count, shape[SAFETENSORS_DIMENSIONS];
+    int dimensions;
+    double *value;
+    int64_t *integer;
+};
+
+/* 1, or 0 with the failure reported. The sidecar is handed over. */
+int case_open(struct golden_case *c, const char *path, json_t *sidecar);
+void case_close(struct golden_case *c);
+
+/* Something is wrong beyond a number: counts as a failure of the case. */
+void case_fail(struct golden_case *c, const char *format, ...) PRINTF(2, 3);
+void case_fail_last(struct golden_case *c, const char *what); /* with the library's last error */
+
+int case_has(const struct golden_case *c, const char *name);
+/* Loads a tensor; 1, or 0 with the failure reported and *out empty. array_free() takes both. */
+int case_array(struct golden_case *c, const char *name, struct array *out);
+void array_free(struct array *a);
+float *array_floats(const struct array *a);     /* free() it */
+int32_t *array_int32s(const struct array *a);   /* free() it */
+
+/* Compares with the tensor of that name: integers exactly, floats within its atol, or 2e-4 of its largest magnitude
+ * where it has none. Prints a line that begins with label. */
+void compare_floats(struct golden_case *c, const char *label, const char *name, const double *got, int64_t count);
+void compare_integers(struct golden_case *c, const char *label, const char *name, const int64_t *got, int64_t count);
+/* Floats within a tolerance that the kind itself states. */
+void compare_within(struct golden_case *c, const char *name, const double *got, int64_t count, double tolerance);
+/* A quantity without a tensor must be zero. */
+void compare_zero(struct golden_case *c, const char *label, const double *got, int64_t count);
+
+/* The tensor is not compared, on purpose. */
+void case_leave_out(struct golden_case *c, const char *name);
+/* Tensors of the file nobody used: a failure if the kind says that it compares all, else a remark. */
+void case_check_used(struct golden_case *c, int all);
+
+void *must_allocate(size_t count, size_t size); /* zeroed; exits when there is none */
+
+/* The kinds. Each feeds the case to the library and compares. */
+void run_topk_select(struct golden_case *c);
+void run_rope(struct golden_case *c);
+void run_adamw_clip_lr(struct golden_case *c);
+
+#endif

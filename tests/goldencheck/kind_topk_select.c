@@ -1,0 +1,47 @@
+/* The selection rule alone: scores and windows in, indices and their number out. */
+#include <stdlib.h>
+
+#include "case.h"
+#include "ops/ops.h"
+
+void run_topk_select(struct golden_case *c)
+{
+    struct array scores, start, end;
+    struct stream stream;
+    int64_t k = json_integer_value(json_object_get(c->sidecar, "k"));
+
+    if (k <= 0) {
+        case_fail(c, "k is missing in the sidecar");
+        return;
+    }
+    int given = case_array(c, "scores", &scores) & case_array(c, "start", &start) & case_array(c, "end", &end);
+    if (given && (scores.dimensions != 2 || start.count != scores.shape[0] || end.count != scores.shape[0])) {
+        case_fail(c, "scores must be [rows, keys], start and end [rows]");
+    } else if (given && stream_open_cpu(&stream, &c->host, 0)) {
+        case_fail_last(c, "cpu");
+    } else if (given) {
+        int64_t rows = scores.shape[0];
+        float *score = array_floats(&scores);
+        int32_t *from = array_int32s(&start), *to = array_int32s(&end);
+        int32_t *selected = must_allocate((size_t)(rows * k), sizeof *selected);
+        int32_t *length = must_allocate((size_t)rows, sizeof *length);
+        int64_t *wide = must_allocate((size_t)(rows * k), sizeof *wide);
+
+        stream.ops->select_topk(&stream, rows, scores.shape[1], (int32_t)k, score, from, to, selected, length);
+        for (int64_t i = 0; i < rows * k; i++) wide[i] = selected[i];
+        compare_integers(c, "indices", "indices", wide, rows * k);
+        for (int64_t i = 0; i < rows; i++) wide[i] = length[i];
+        compare_integers(c, "length", "length", wide, rows);
+        stream_close(&stream);
+        free(score);
+        free(from);
+        free(to);
+        free(selected);
+        free(length);
+        free(wide);
+    }
+    array_free(&scores);
+    array_free(&start);
+    array_free(&end);
+    if (given) case_check_used(c, 1);
+}

@@ -1,0 +1,145 @@
+/* golden_check PATH...: finds cases, runs those whose kind is known, and counts. */
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/text.h"
+#include "case.h"
+
+static const struct kind {
+    const char *name;
+    void (*run)(struct golden_case *c);
+} kinds[] = {
+    {"rope", run_rope},
+    {"adamw_clip_lr", run_adamw_clip_lr},
+};
+
+static int passed, failed, skipped;
+
+static void fail_path(const char *path, const char *why)
+{
+    printf("%s: %s  FAILED\n", path, why);
+    failed++;
+}
+
+static const struct kind *find_kind(const char *name)
+{
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (!strcmp(kinds[i].name, name)) return &kinds[i];
+    return NULL;
+}
+
+static const char *base_name(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+
+    return slash ? slash + 1 : path;
+}
+
+static int is_case_name(const char *base)
+{
+    return text_ends_with(base, ".json") && strlen(base) > strlen(".json") && strcmp(base, "config.json") &&
+           !text_ends_with(base, ".index.json");
+}
+
+static void run_case(const struct kind *kind, const char *path, json_t *sidecar)
+{
+    const json_t *format = json_object_get(sidecar, "format");
+    struct golden_case c;
+
+    printf("%s (%s)\n", path, kind->name);
+    if (case_open(&c, path, sidecar)) {
+        if (format && json_integer_value(format) != 1)
+            case_fail(&c, "format %lld; this program reads format 1", (long long)json_integer_value(format));
+        else
+            kind->run(&c);
+        if (!c.compared) case_fail(&c, "nothing was compared");
+    }
+    *(c.failures ? &failed : &passed) += 1;
+    printf("%s %s\n", c.failures ? "FAILED" : "passed", c.name);
+    case_close(&c);
+}
+
+/* named: the user gave this file, so a kind that is not known is a failure. */
+static void check_file(const char *path, int named)
+{
+    const char *base = base_name(path), *given;
+    char kind_name[256], why[400];
+    const struct kind *kind;
+    json_error_t error;
+    json_t *sidecar;
+
+    if (!is_case_name(base)) {
+        fail_path(path, "not the sidecar (X.json) of a case");
+        return;
+    }
+    if (!(sidecar = json_load_file(path, 0, &error)) || !json_is_object(sidecar)) {
+        snprintf(why, sizeof why, "not a JSON object%s%s", sidecar ? "" : ": ", sidecar ? "" : error.text);
+        fail_path(path, why);
+        json_decref(sidecar);
+        return;
+    }
+    given = json_string_value(json_object_get(sidecar, "kind"));
+    if (given)
+        snprintf(kind_name, sizeof kind_name, "%s", given);
+    else
+        snprintf(kind_name, sizeof kind_name, "%.*s", (int)(strlen(base) - strlen(".json")), base);
+    if ((kind = find_kind(kind_name))) {
+        run_case(kind, path, sidecar);
+        return;
+    }
+    json_decref(sidecar);
+    snprintf(why, sizeof why, "kind %s is not known", kind_name);
+    if (named) {
+        fail_path(path, why);
+    } else {
+        printf("%s: %s  skipped\n", path, why);
+        skipped++;
+    }
+}
+
+static int only_cases(const struct dirent *entry)
+{
+    return is_case_name(entry->d_name);
+}
+
+static void check_directory(const char *path)
+{
+    struct dirent **entry;
+    int count = scandir(path, &entry, only_cases, alphasort);
+    char file[2048];
+
+    if (count < 0) {
+        fail_path(path, "cannot be read");
+        return;
+    }
+    for (int i = 0; i < count; i++) {
+        snprintf(file, sizeof file, "%s/%s", path, entry[i]->d_name);
+        check_file(file, 0);
+        free(entry[i]);
+    }
+    free(entry);
+}
+
+int main(int argc, char **argv)
+{
+    struct stat status;
+
+    if (argc < 2) {
+        fprintf(stderr, "usage: golden_check PATH...  (a sidecar X.json, or a directory of them)\n");
+        return 2;
+    }
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    for (int i = 1; i < argc; i++) {
+        if (stat(argv[i], &status))
+            fail_path(argv[i], "cannot be found");
+        else if (S_ISDIR(status.st_mode))
+            check_directory(argv[i]);
+        else
+            check_file(argv[i], 1);
+    }
+    printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
+    return failed != 0;
+}
