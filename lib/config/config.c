@@ -230,8 +230,13 @@ glm52_status config_dump(const struct config *c, int hub, char **out)
 
     if (hub) return config_dump_hub(c, 0, out);
     json_t *tree = json_object();
-    for (int i = 0; i < option_count && !status; i++)
+    for (int i = 0; i < option_count && !status; i++) {
+        /* A number that merely follows from the list must not come back as somebody's choice beside it. */
+        if (options[i].offset == offsetof(struct config, model.first_k_dense_replace) && c->model.mlp_layer_count &&
+            c->chosen[i] == FROM_DEFAULT)
+            continue;
         if (put(tree, options[i].key, option_to_json(c, &options[i]))) status = json_nomem();
+    }
     if (!status) status = json_finish(c->host, tree, out);
     json_decref(tree);
     return status;

@@ -1,5 +1,5 @@
-/* All options of the library, each declared once in schema.c (key, type, range, default, one line of doc), and read by
- * every room as plain fields of struct config. */
+/* All options of the library, each declared once in schema.c (key, type, range, default, one line of doc), and read
+ * by every room as plain fields of struct config. */
 #ifndef GLM52_CONFIG_CONFIG_H
 #define GLM52_CONFIG_CONFIG_H
 
@@ -78,11 +78,13 @@ glm52_status config_set(struct config *c, const char *key, const char *value);
 glm52_status config_get(const struct config *c, const char *key, char **out);
 /* {"optim": {"lr": 2e-4}} or {"optim.lr": 2e-4} */
 glm52_status config_load_json(struct config *c, const char *json);
-/* Reads a hub config.json as the base of the model section and validates that. Failures also have the detail "path". */
+/* Reads a hub config.json as the base of the model section and validates that. A failure also has the detail
+ * "path". */
 glm52_status config_load_hub(struct config *c, const char *path);
 /* The same from memory; `where` stands for the path. */
 glm52_status config_load_hub_text(struct config *c, const char *text, size_t bytes, const char *where);
-/* Also fills the layer lists. While model.hub names a directory that nobody has read yet there is no model to check. */
+/* Also fills the layer lists. While model.hub names a directory that nobody has read yet, there is no model to
+ * check. */
 glm52_status config_validate(struct config *c);
 /* The data, optim and train sections alone, for a config that brings no model. */
 glm52_status config_validate_training(const struct config *c);

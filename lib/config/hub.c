@@ -59,7 +59,8 @@ static int same_value(const json_t *a, const json_t *b)
 static glm52_status unsupported(const char *key, const json_t *value, const char *only)
 {
     refuse(GLM52_E_UNSUPPORTED, key, value, "is not supported; only %s is", only);
-    return fail_hint("the file describes another architecture than GLM-5.2, or a variant of it this library does not train");
+    return fail_hint(
+        "the file describes another architecture than GLM-5.2, or a variant of it this library does not train");
 }
 
 static glm52_status check_fixed(const struct fixed *f, const json_t *value)
@@ -81,7 +82,8 @@ static glm52_status check_fixed(const struct fixed *f, const json_t *value)
 /* A size that two others fix, compared within the file. */
 static glm52_status check_implied(const json_t *file, const char *key, const char *a, const char *b)
 {
-    const json_t *value = json_object_get(file, key), *left = json_object_get(file, a), *right = json_object_get(file, b);
+    const json_t *value = json_object_get(file, key);
+    const json_t *left = json_object_get(file, a), *right = json_object_get(file, b);
     json_int_t implied_value = json_integer_value(left) + (b ? json_integer_value(right) : 0);
 
     if (!value || json_is_null(value) || !json_is_integer(left) || (b && !json_is_integer(right))) return GLM52_OK;
@@ -98,7 +100,8 @@ static glm52_status check_layer_types(const json_t *value)
         return refuse(GLM52_E_INVALID, "layer_types", value, "is not a list");
     for (size_t i = 0; i < json_array_size(value); i++) {
         const json_t *one = json_array_get(value, i);
-        if (!json_is_string(one) || strcmp(json_string_value(one), only)) return unsupported("layer_types", one, only);
+        if (!json_is_string(one) || strcmp(json_string_value(one), only))
+            return unsupported("layer_types", one, only);
     }
     return GLM52_OK;
 }
@@ -132,7 +135,8 @@ static glm52_status take_rope(struct config *c, const json_t *file)
 
     if (flat) TRY(take(c, theta, "rope_theta", flat));
     if (!parameters || json_is_null(parameters)) return GLM52_OK;
-    if (!json_is_object(parameters)) return refuse(GLM52_E_INVALID, "rope_parameters", parameters, "is not an object");
+    if (!json_is_object(parameters))
+        return refuse(GLM52_E_INVALID, "rope_parameters", parameters, "is not an object");
     json_object_foreach((json_t *)parameters, key, value) {
         char label[96];
         snprintf(label, sizeof label, "rope_parameters.%s", key);
@@ -141,8 +145,10 @@ static glm52_status take_rope(struct config *c, const json_t *file)
                 return refuse(GLM52_E_INVALID, label, value, "contradicts rope_theta at the top level");
             TRY(take(c, theta, label, value));
         } else if (!strcmp(key, "rope_type") || !strcmp(key, "type")) {
-            if (!json_is_string(value) || strcmp(json_string_value(value), "default")) return unsupported(label, value, "default");
-        } else if (!json_is_null(value) && !(!strcmp(key, "partial_rotary_factor") && json_number_value(value) == 1)) {
+            if (!json_is_string(value) || strcmp(json_string_value(value), "default"))
+                return unsupported(label, value, "default");
+        } else if (!json_is_null(value) &&
+                   !(!strcmp(key, "partial_rotary_factor") && json_number_value(value) == 1)) {
             return unsupported(label, value, "plain rotation without scaling");
         }
     }
@@ -150,16 +156,19 @@ static glm52_status take_rope(struct config *c, const json_t *file)
 }
 
 /* "a, b, c" in the log, once per file. */
-static void log_kept(struct config *c, const char *where, const json_t *file)
+static void log_kept(struct config *c, const char *where)
 {
     struct text names;
     const char *key;
     json_t *value;
 
     text_init(&names, c->host);
-    json_object_foreach(c->hub_extra, key, value)
-        if (json_object_get(file, key) && !ONE_OF(key, inert)) text_add(&names, "%s%s", names.length ? ", " : "", key);
-    if (names.length) host_log(c->host, GLM52_LOG_NOTICE, "%s: unknown keys are kept as they are: %.800s", where, names.at);
+    json_object_foreach(c->hub_extra, key, value) {
+        if (ONE_OF(key, inert)) continue;
+        text_add(&names, "%s%s", names.length ? ", " : "", key);
+    }
+    if (names.length)
+        host_log(c->host, GLM52_LOG_NOTICE, "%s: unknown keys are kept as they are: %.800s", where, names.at);
     text_free(&names);
 }
 
@@ -194,7 +203,7 @@ static glm52_status take_file(struct config *c, const json_t *file, const char *
     TRY(check_implied(file, "num_key_value_heads", "num_attention_heads", NULL));
     TRY(check_implied(file, "qk_head_dim", "qk_nope_head_dim", "qk_rope_head_dim"));
     TRY(config_validate_model(c));
-    log_kept(c, where, file);
+    log_kept(c, where);
     return GLM52_OK;
 }
 
@@ -306,7 +315,8 @@ static json_t *hub_tree(const struct config *c, glm52_dtype dtype)
     bad |= put(file, "dtype", json_string(hub_dtype(dtype)));
     bad |= put_options(file, c);
     bad |= put_implied(file, &c->model);
-    if (c->hub_extra) bad |= dtype ? json_object_update_missing(file, c->hub_extra) : json_object_update(file, c->hub_extra);
+    if (c->hub_extra)
+        bad |= dtype ? json_object_update_missing(file, c->hub_extra) : json_object_update(file, c->hub_extra);
     if (!bad) return file;
     json_decref(file);
     return NULL;

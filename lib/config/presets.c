@@ -4,15 +4,13 @@
 
 #include "config/schema.h"
 
-/* A complete GLM-5.2 for bytes of text, 2.2M parameters: learns on two cores in minutes. 256 ends a text; three more
- * ids make the vocabulary a multiple of four. */
+/* A complete GLM-5.2 for bytes of text, 2.2M parameters: learns on two cores in minutes. */
 static const char *const tiny[] = {
-    "vocab_size=260", "hidden_size=128", "num_hidden_layers=6", "first_k_dense_replace=1",
-    "intermediate_size=384", "moe_intermediate_size=88", "n_routed_experts=8", "num_experts_per_tok=2",
-    "num_attention_heads=4", "q_lora_rank=96", "kv_lora_rank=64", "qk_nope_head_dim=32", "qk_rope_head_dim=16",
-    "v_head_dim=32", "index_n_heads=4", "index_head_dim=32", "index_topk=128", "index_topk_freq=4",
-    "index_skip_topk_offset=3", "max_position_embeddings=65536", "rope_theta=10000", "eos_token_id=256",
-    "pad_token_id=256", "index_share_for_mtp_iteration=true", NULL,
+    "vocab_size=256", "hidden_size=128", "num_hidden_layers=6", "first_k_dense_replace=1", "intermediate_size=384",
+    "moe_intermediate_size=88", "n_routed_experts=8", "num_experts_per_tok=2", "num_attention_heads=4",
+    "q_lora_rank=96", "kv_lora_rank=64", "qk_nope_head_dim=32", "qk_rope_head_dim=16", "v_head_dim=32",
+    "index_n_heads=4", "index_head_dim=32", "index_topk=128", "index_topk_freq=4", "index_skip_topk_offset=3",
+    "max_position_embeddings=65536", "rope_theta=10000", "index_share_for_mtp_iteration=true", NULL,
 };
 
 /* Large enough for the speed of a step to mean something, small enough for two cores. */

@@ -10,14 +10,12 @@
     {FIELD(field), summary, OPTION_INTEGER, flags, AT(field), 0, least, most, 0, 0, #least " .. " #most, initial}
 #define NUMBER(field, low, high, initial, summary) \
     {FIELD(field), summary, OPTION_NUMBER, 0, AT(field), 0, 0, 0, low, high, #low " .. " #high, initial}
-#define NUMBER_ABOVE(field, low, high, initial, flags, summary)                                                 \
-    {FIELD(field), summary, OPTION_NUMBER, OPTION_ABOVE | (flags), AT(field), 0, 0, 0, low, high, "above " #low " .. " #high, \
-     initial}
-#define NUMBER_BELOW(field, low, high, initial, summary) \
-    {FIELD(field), summary, OPTION_NUMBER, OPTION_BELOW, AT(field), 0, 0, 0, low, high, #low " .. below " #high, initial}
-#define NUMBER_BETWEEN(field, low, high, initial, summary)                                               \
-    {FIELD(field), summary, OPTION_NUMBER, OPTION_ABOVE | OPTION_BELOW, AT(field), 0, 0, 0, low, high,   \
-     "above " #low " .. below " #high, initial}
+#define NUMBER_ABOVE(field, low, high, initial, flags, summary)                                  \
+    {FIELD(field), summary, OPTION_NUMBER, OPTION_ABOVE | (flags), AT(field), 0, 0, 0, low, high, \
+     "above " #low " .. " #high, initial}
+#define NUMBER_BELOW(field, low, high, initial, summary)                                \
+    {FIELD(field), summary, OPTION_NUMBER, OPTION_BELOW, AT(field), 0, 0, 0, low, high, \
+     #low " .. below " #high, initial}
 #define BOOLEAN(field, initial, summary) \
     {FIELD(field), summary, OPTION_BOOLEAN, 0, AT(field), 0, 0, 0, 0, 0, "", initial}
 #define STRING(field, words, initial, flags, summary) \
@@ -34,7 +32,8 @@
 const struct option options[] = {
     STRING(device, "", "cpu", 0, "where to compute: cpu, meta (counts only), cuda, cuda:1, auto"),
     STRING(out, "", "", 0, "directory for metrics, checkpoints and the trained model; empty: write nothing"),
-    INTEGER(shard_bytes, 1000000, 1000000000000, "5000000000", 0, "largest safetensors file; a bigger model is sharded"),
+    INTEGER(shard_bytes, 1, 1000000000000, "5000000000", 0,
+            "largest safetensors file; a bigger model is sharded"),
 
     STRING(model.preset, "tiny|bench|glm52", "", OPTION_NOT_HUB, "a known shape to start from"),
     STRING(model.hub, "", "", OPTION_NOT_HUB, "hub directory (config.json, safetensors) to start from"),
@@ -59,7 +58,8 @@ const struct option options[] = {
     SIZE(model.index_head_dim, 4096, "width of an indexer head, the rotary part included"),
     SIZE(model.index_topk, 1048576, "keys an indexer selects per query"),
     INTEGER(model.index_topk_freq, 1, 512, "1", 0, "layers that share one indexer"),
-    INTEGER(model.index_skip_topk_offset, 0, 512, "2", 0, "layer i has an indexer if max(i - offset + 1, 0) mod freq = 0"),
+    INTEGER(model.index_skip_topk_offset, 0, 512, "2", 0,
+            "layer i has an indexer if max(i - offset + 1, 0) mod freq = 0"),
     LAYERS(model.indexer_types, model.indexer_count, "full|shared",
            "indexer of each layer; empty: by index_topk_freq and index_skip_topk_offset"),
     BOOLEAN(model.index_share_for_mtp_iteration, "false", "MTP depths after the first reuse its selection"),
@@ -79,7 +79,7 @@ const struct option options[] = {
     STRING(data.tokenizer, "bytes", "bytes", 0, "how text becomes tokens"),
     INTEGER(data.pack_tokens, 1, 16777216, "2048", 0, "tokens of a packed row"),
     INTEGER(data.document_tokens, 0, 16777216, "0", 0, "longest document cut from the text; 0: as long as a pack"),
-    NUMBER_BETWEEN(data.held_out, 0, 1, "0.02", "share of documents kept for evaluation"),
+    NUMBER_BELOW(data.held_out, 0, 1, "0.02", "share of documents kept for evaluation"),
 
     STRING(optim.policy, "adamw", "adamw", 0, "optimizer of each parameter"),
     NUMBER(optim.lr, 0, 100, "2e-4", "learning rate after warm-up"),
@@ -196,8 +196,9 @@ int word_index(const char *words, const char *word)
 }
 
 static const char *const type_name[] = {
-    [OPTION_INTEGER] = "integer", [OPTION_NUMBER] = "number", [OPTION_BOOLEAN] = "boolean", [OPTION_STRING] = "string",
-    [OPTION_CHOICE] = "choice",   [OPTION_INTEGERS] = "list", [OPTION_LAYERS] = "list",
+    [OPTION_INTEGER] = "integer", [OPTION_NUMBER] = "number", [OPTION_BOOLEAN] = "boolean",
+    [OPTION_STRING] = "string",   [OPTION_CHOICE] = "choice", [OPTION_INTEGERS] = "list",
+    [OPTION_LAYERS] = "list",
 };
 
 glm52_status config_describe(uint32_t index, glm52_option_info *out)

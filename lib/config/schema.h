@@ -39,7 +39,7 @@ extern const struct option options[];
 extern const int option_count;
 
 const struct option *option_find(const char *key);             /* NULL if there is none */
-const char *option_nearest(const char *key);                   /* key of the most similar option; NULL if none is similar */
+const char *option_nearest(const char *key); /* key of the most similar option; NULL if none is similar */
 int option_is_section(const char *name);
 int option_in_section(const struct option *o, const char *section);
 glm52_status option_unknown(const char *key);                  /* fails with a suggestion */
@@ -58,7 +58,8 @@ glm52_status option_check(const struct config *c, const struct option *o);
 json_t *option_to_json(const struct config *c, const struct option *o); /* NULL: no memory */
 
 /* Fails with "label = value ..." and the detail "key". */
-glm52_status refuse(glm52_status status, const char *label, const json_t *value, const char *format, ...) PRINTF(4, 5);
+glm52_status refuse(glm52_status status, const char *label, const json_t *value, const char *format, ...)
+    PRINTF(4, 5);
 glm52_status json_nomem(void);
 /* A whole JSON text, of any type. Where it is damaged the message says line and column. */
 glm52_status json_read(const char *text, size_t bytes, json_t **out);

@@ -59,8 +59,8 @@ static glm52_status fill_mlp_layers(struct config *c)
         for (i = 0; i < m->mlp_layer_count; i++) {
             int type = i < m->first_k_dense_replace ? MLP_DENSE : MLP_SPARSE;
             if (!given || m->mlp_layer_types[i] == type) continue;
-            wrong("model.first_k_dense_replace", m->first_k_dense_replace, "contradicts model.mlp_layer_types[%d] = %s", i,
-                  type == MLP_DENSE ? "sparse" : "dense");
+            wrong("model.first_k_dense_replace", m->first_k_dense_replace,
+                  "contradicts model.mlp_layer_types[%d] = %s", i, type == MLP_DENSE ? "sparse" : "dense");
             return fail_hint("drop one of the two, or make them agree");
         }
         return GLM52_OK;
@@ -125,8 +125,8 @@ glm52_status config_validate_model(struct config *c)
                      "is more than model.n_routed_experts = %lld; nearest: %lld", (long long)m->n_routed_experts,
                      (long long)m->n_routed_experts);
     if (m->qk_rope_head_dim % 2)
-        return wrong("model.qk_rope_head_dim", m->qk_rope_head_dim, "is odd, but rotation pairs its elements; nearest: %lld",
-                     (long long)m->qk_rope_head_dim + 1);
+        return wrong("model.qk_rope_head_dim", m->qk_rope_head_dim,
+                     "is odd, but rotation pairs its elements; nearest: %lld", (long long)m->qk_rope_head_dim + 1);
     if (m->index_head_dim < m->qk_rope_head_dim)
         return wrong("model.index_head_dim", m->index_head_dim,
                      "has no room for the rotary part, model.qk_rope_head_dim = %lld; nearest: %lld",
@@ -148,8 +148,9 @@ static glm52_status check_schedule(const struct config *c)
     if (o->warmup > end)
         return wrong("optim.warmup", o->warmup, "is longer than %s = %lld; nearest: %lld", end_key, end, end);
     if (o->schedule == SCHEDULE_WSD && (o->wsd_decay_steps < 1 || o->wsd_decay_steps > end))
-        return wrong("optim.wsd_decay_steps", o->wsd_decay_steps, "must be 1 .. %s = %lld with optim.schedule = wsd; nearest: %lld",
-                     end_key, end, o->wsd_decay_steps < 1 ? 1 : end);
+        return wrong("optim.wsd_decay_steps", o->wsd_decay_steps,
+                     "must be 1 .. %s = %lld with optim.schedule = wsd; nearest: %lld", end_key, end,
+                     o->wsd_decay_steps < 1 ? 1 : end);
     return GLM52_OK;
 }
 
@@ -161,8 +162,13 @@ glm52_status config_validate_training(const struct config *c)
     TRY(option_check(c, option_find("shard_bytes")));
     TRY(check_schedule(c));
     if (c->data.pack_tokens > c->train.microbatch_tokens)
-        return wrong("data.pack_tokens", c->data.pack_tokens, "is more than train.microbatch_tokens = %lld; nearest: %lld",
+        return wrong("data.pack_tokens", c->data.pack_tokens,
+                     "is more than train.microbatch_tokens = %lld; nearest: %lld",
                      (long long)c->train.microbatch_tokens, (long long)c->train.microbatch_tokens);
+    if (c->data.document_tokens > c->data.pack_tokens)
+        return wrong("data.document_tokens", c->data.document_tokens,
+                     "is more than data.pack_tokens = %lld; nearest: %lld", (long long)c->data.pack_tokens,
+                     (long long)c->data.pack_tokens);
     return GLM52_OK;
 }
 
@@ -171,16 +177,17 @@ static glm52_status check_fit(const struct config *c)
 {
     const struct model_config *m = &c->model;
     const struct data_config *d = &c->data;
-    int64_t longest = d->document_tokens && d->document_tokens < d->pack_tokens ? d->document_tokens : d->pack_tokens;
+    int64_t longest = d->document_tokens ? d->document_tokens : d->pack_tokens;
     enum { BYTES = 256 };
 
     if (!*d->text) return GLM52_OK;
     if (longest > m->max_position_embeddings)
-        return wrong(longest == d->pack_tokens ? "data.pack_tokens" : "data.document_tokens", longest,
+        return wrong(d->document_tokens ? "data.document_tokens" : "data.pack_tokens", longest,
                      "lets documents grow longer than model.max_position_embeddings = %lld; nearest: %lld",
                      (long long)m->max_position_embeddings, (long long)m->max_position_embeddings);
     if (m->vocab_size < BYTES)
-        return wrong("model.vocab_size", m->vocab_size, "is too small for data.tokenizer = bytes; nearest: %d", BYTES);
+        return wrong("model.vocab_size", m->vocab_size, "is too small for data.tokenizer = bytes; nearest: %d",
+                     BYTES);
     return GLM52_OK;
 }
 

@@ -35,8 +35,8 @@ static const char *show(const json_t *value, char shown[SHOWN])
         }
     } else if (json_is_real(value)) {
         number_text(json_real_value(value), shown);
-    } else if (json_dumpb(value, shown, SHOWN - 1, JSON_ENCODE_ANY | JSON_COMPACT) >= SHOWN - 1) {
-        strcpy(shown + SHOWN - 4, "...");
+    } else if (json_dumpb(value, shown, SHOWN - 4, JSON_ENCODE_ANY | JSON_COMPACT | JSON_ENSURE_ASCII) > SHOWN - 4) {
+        strcat(shown, "...");
     }
     return shown;
 }
@@ -131,7 +131,8 @@ static glm52_status read_number(const struct option *o, const char *label, const
     double number = json_number_value(value);
 
     if (!json_is_number(value)) return refuse(GLM52_E_INVALID, label, value, "is not a number");
-    if (below_range(o, number) || above_range(o, number)) return refuse_range(o, label, value, below_range(o, number));
+    if (below_range(o, number) || above_range(o, number))
+        return refuse_range(o, label, value, below_range(o, number));
     *out = number;
     return GLM52_OK;
 }
@@ -175,7 +176,8 @@ glm52_status option_check(const struct config *c, const struct option *o)
 
     if (o->flags & OPTION_REQUIRED && integer == 0 && number == 0) {
         fail(GLM52_E_INVALID, "%s is not set", o->key);
-        fail_hint("start from a shape: model.preset = tiny, bench or glm52, or model.hub = a directory with config.json");
+        fail_hint(
+            "start from a shape: model.preset = tiny, bench or glm52, or model.hub = a directory with config.json");
         return fail_detail("key", "%s", o->key);
     }
     if (o->type == OPTION_INTEGER && (integer < o->least || integer > o->most)) {
