@@ -232,10 +232,12 @@ GLM52_API int32_t glm52_context_device_count(const char *kind);
 GLM52_API glm52_status glm52_config_create(glm52_context *context, glm52_config **out);
 GLM52_API glm52_config *glm52_config_ref(glm52_config *self);
 GLM52_API void glm52_config_unref(glm52_config **self);
-/* Reads the model section from a hub config.json (model_type glm_moe_dsa). Keys outside the schema are kept
+/* Reads the model section from a hub config.json (model_type glm_moe_dsa), in place of a preset or an earlier
+ * file; options that were set one by one win over it, whichever came first. Keys outside the schema are kept
  * for the dump. Errors: IO, CORRUPT, INVALID, UNSUPPORTED. On failure the config is unchanged. */
 GLM52_API glm52_status glm52_config_load_hub(glm52_config *self, const char *path);
-/* Applies a JSON object {"model": {...}, "optim": {...}}; strict keys. On failure the config is unchanged. */
+/* Applies a JSON object {"model": {...}, "optim": {...}}, or with dotted keys; strict. Errors: CORRUPT (line
+ * and column), INVALID (the detail "key" names the option). On failure the config is unchanged. */
 GLM52_API glm52_status glm52_config_load_json(glm52_config *self, const char *json);
 /* Sets one option: ("optim.lr", "2e-4"). Errors: INVALID with the nearest key or the valid range. */
 GLM52_API glm52_status glm52_config_set(glm52_config *self, const char *key, const char *value);
