@@ -15,19 +15,21 @@ void cpu_clip(struct stream *s, const double *squares, float limit, float *norm,
     count_end(call);
 }
 
-/* W of `count` elements; the other arrays start where W does. */
-static void update(const struct adamw *a, const float *rates, float coefficient, int64_t count, const float *gradient,
-                   float *m, float *v, float *w)
+/* W of `count` elements; the other arrays start where W does. Constants are copied first: as far as the compiler knows,
+ * a store to W might change the shape. */
+static void update(const struct adamw *a, const float *rates, float coefficient, int64_t count,
+                   const float *restrict gradient, float *restrict m, float *restrict v, float *restrict w)
 {
-    float rest1 = 1.0f - a->beta1, rest2 = 1.0f - a->beta2, keep = 1.0f - rates[RATE_LR] * a->decay;
+    float beta1 = a->beta1, beta2 = a->beta2, rest1 = 1.0f - beta1, rest2 = 1.0f - beta2, epsilon = a->epsilon;
     float lr = rates[RATE_LR], correction1 = rates[RATE_CORRECTION1], correction2 = rates[RATE_CORRECTION2];
+    float keep = 1.0f - lr * a->decay;
 
     for (int64_t i = 0; i < count; i++) {
         float g = gradient[i] * coefficient;
 
-        m[i] = a->beta1 * m[i] + rest1 * g;
-        v[i] = a->beta2 * v[i] + rest2 * (g * g);
-        w[i] = w[i] * keep - lr * (m[i] / correction1) / (sqrtf(v[i] / correction2) + a->epsilon);
+        m[i] = beta1 * m[i] + rest1 * g;
+        v[i] = beta2 * v[i] + rest2 * (g * g);
+        w[i] = w[i] * keep - lr * (m[i] / correction1) / (sqrtf(v[i] / correction2) + epsilon);
     }
 }
 

@@ -1,0 +1,127 @@
+/* Clipping and AdamW. */
+#include "case.h"
+
+static const glm52_dtype F32 = GLM52_DTYPE_F32, BF16 = GLM52_DTYPE_BF16;
+
+static void check_clip(double squares, float limit, double want)
+{
+    struct array *in = array_from(GLM52_DTYPE_F64, 1, &squares), *norm = array_output(F32, 1), *factor = array_output(F32, 1);
+    double length = sqrt(squares);
+
+    ops->clip(device, in->at, limit, norm->at, factor->at);
+    check_close(norm, &length, tolerance(F32, 1));
+    check_close(factor, &want, tolerance(F32, 1));
+}
+
+CASE(clip, "above, below and at the limit, no limit, no gradient")
+{
+    check_clip(9.0, 1.5f, 1.5 / (3 + 1e-6));
+    check_clip(9.0, 4.0f, 1);
+    check_clip(9.0, 0.0f, 1);
+    check_clip(9.0, -1.0f, 1);
+    check_clip(0.0, 1.0f, 1);
+    check_clip(1.0, 1.0f, 1 / (1 + 1e-6));
+    check_clip(INFINITY, 1.0f, 0);
+}
+
+struct adamw_case {
+    struct adamw shape;
+    struct array *rates, *coefficient, *gradient, *m, *v, *w, *parameter;
+    double *want_m, *want_v, *want_w;
+};
+
+static struct adamw_case adamw_case(int64_t count, glm52_dtype type)
+{
+    struct adamw_case c = {.shape = {count, 0.9f, 0.95f, 1e-8f, 0.1f, type}};
+
+    c.rates = array_zero(F32, RATES);
+    c.coefficient = array_zero(F32, 1);
+    c.coefficient->value[0] = 0.75;
+    array_push(c.coefficient);
+    c.gradient = array_zero(F32, count);
+    c.m = array_zero(F32, count);
+    c.v = array_zero(F32, count);
+    c.w = array_normal(F32, count, 1); /* the master, or the parameter itself */
+    c.parameter = type == F32 ? c.w : array_output(type, count);
+    c.want_m = doubles(count);
+    c.want_v = doubles(count);
+    c.want_w = doubles(count);
+    memcpy(c.want_w, c.w->value, (size_t)count * sizeof(double));
+    return c;
+}
+
+/* Step t, counted from 1, with a new gradient; the oracle takes the same step. */
+static void step(struct adamw_case *c, int t)
+{
+    double beta1 = (double)c->shape.beta1, beta2 = (double)c->shape.beta2, lr = 0.01 * t;
+
+    c->rates->value[RATE_LR] = lr;
+    c->rates->value[RATE_CORRECTION1] = 1 - pow(beta1, t);
+    c->rates->value[RATE_CORRECTION2] = 1 - pow(beta2, t);
+    array_push(c->rates);
+    for (int64_t i = 0; i < c->shape.count; i++) c->gradient->value[i] = draw_normal();
+    array_push(c->gradient);
+    for (int64_t i = 0; i < c->shape.count; i++) {
+        double g = c->gradient->value[i] * 0.75;
+
+        c->want_m[i] = beta1 * c->want_m[i] + (1 - beta1) * g;
+        c->want_v[i] = beta2 * c->want_v[i] + (1 - beta2) * g * g;
+        c->want_w[i] = c->want_w[i] * (1 - lr * (double)c->shape.decay) -
+                       lr * (c->want_m[i] / (1 - pow(beta1, t))) /
+                           (sqrt(c->want_v[i] / (1 - pow(beta2, t))) + (double)c->shape.epsilon);
+    }
+    ops->adamw(device, &c->shape, c->rates->at, c->coefficient->at, c->gradient->at, c->m->at, c->v->at,
+               c->shape.type == F32 ? NULL : c->w->at, c->parameter->at);
+}
+
+static void check_adamw(int64_t count, glm52_dtype type)
+{
+    struct adamw_case c = adamw_case(count, type);
+
+    for (int t = 1; t <= 4; t++) step(&c, t);
+    check_close(c.m, c.want_m, tolerance(F32, 8));
+    check_close(c.v, c.want_v, tolerance(F32, 8));
+    check_close(c.w, c.want_w, tolerance(F32, 16));
+    if (type == BF16) {
+        double *rounded = doubles(count);
+
+        for (int64_t i = 0; i < count; i++) rounded[i] = (double)bf16_to_f32(f32_to_bf16((float)c.w->value[i]));
+        check_exact(c.parameter, rounded);
+    }
+}
+
+CASE(adamw, "four steps in fp32, odd counts, none")
+{
+    check_adamw(2501, F32);
+    check_adamw(1, F32);
+    check_adamw(0, F32);
+}
+
+CASE(adamw, "four steps of an fp32 master and its bf16 parameter")
+{
+    check_adamw(1301, BF16);
+}
+
+CASE(adamw, "no gradient and no decay leave a parameter alone")
+{
+    struct adamw_case c = adamw_case(37, F32);
+    double *before = doubles(37);
+
+    memcpy(before, c.w->value, 37 * sizeof(double));
+    c.shape.decay = 0;
+    for (int i = 0; i < RATES; i++) c.rates->value[i] = 0.1;
+    array_push(c.rates);
+    ops->adamw(device, &c.shape, c.rates->at, c.coefficient->at, c.gradient->at, c.m->at, c.v->at, NULL, c.w->at);
+    check_exact(c.w, before);
+}
+
+BENCH(adamw, "8M in fp32")
+{
+    struct adamw_case c = adamw_case(1 << 23, F32);
+
+    for (int i = 0; i < RATES; i++) c.rates->value[i] = 0.1;
+    array_push(c.rates);
+    BENCH_LOOP
+        ops->adamw(device, &c.shape, c.rates->at, c.coefficient->at, c.gradient->at, c.m->at, c.v->at, NULL, c.w->at);
+    bench_rate(0, 28.0 * (1 << 23));
+}

@@ -1,0 +1,91 @@
+/* Elementwise sums, conversions and sums in fp64. */
+#include "case.h"
+
+static const glm52_dtype F32 = GLM52_DTYPE_F32, BF16 = GLM52_DTYPE_BF16;
+static const int64_t COUNTS[] = {0, 1, 37, 1024, 70001};
+
+CASE(add, "fp32 and bf16")
+{
+    for (int i = 0; i < 10; i++) {
+        glm52_dtype type = i & 1 ? BF16 : F32;
+        struct array *x = array_normal(type, COUNTS[i / 2], 1), *y = array_normal(type, x->count, 1);
+        double *want = doubles(x->count);
+
+        for (int64_t j = 0; j < x->count; j++) want[j] = x->value[j] + y->value[j];
+        ops->add(device, x->count, type, x->at, y->at);
+        check_close(y, want, tolerance(type, 1));
+    }
+}
+
+CASE(convert, "between fp32 and bf16, to the nearest")
+{
+    for (int i = 0; i < 20; i++) {
+        glm52_dtype from = i & 1 ? BF16 : F32, to = i >> 1 & 1 ? BF16 : F32;
+        struct array *x = array_normal(from, COUNTS[i / 4], 1), *y = array_output(to, x->count);
+        double *want = doubles(x->count);
+
+        for (int64_t j = 0; j < x->count; j++)
+            want[j] = to == F32 ? x->value[j] : (double)bf16_to_f32(f32_to_bf16((float)x->value[j]));
+        ops->convert(device, x->count, from, x->at, to, y->at);
+        check_exact(y, want);
+    }
+}
+
+CASE(convert, "halves to even, overflow, infinities, NaN, subnormal numbers")
+{
+    static const double special[] = {1 + 0x1p-8, 1 + 0x3p-8, 0x1.ffp127, -0x1.fffffep127, INFINITY, -INFINITY, NAN,
+                                     0x1p-133, 0x3p-135, -0.0};
+    static const double rounded[] = {1, 1 + 0x1p-6, INFINITY, -INFINITY, INFINITY, -INFINITY, NAN, 0x1p-133, 0x1p-133, 0};
+    struct array *x = array_from(F32, 10, special), *y = array_output(BF16, 10);
+
+    ops->convert(device, 10, F32, x->at, BF16, y->at);
+    check_exact(y, rounded);
+}
+
+CASE(sum, "with and without factors, added to what is there")
+{
+    for (int i = 0; i < 5; i++) {
+        struct array *x = array_normal(F32, COUNTS[i], 1), *w = array_normal(F32, x->count, 1);
+        struct array *plain = array_normal(GLM52_DTYPE_F64, 1, 1), *product = array_normal(GLM52_DTYPE_F64, 1, 1);
+        struct array *workspace = array_workspace(ops->sum_bytes(device, x->count));
+        double want_plain = plain->value[0], want_product = product->value[0];
+
+        for (int64_t j = 0; j < x->count; j++) {
+            want_plain += x->value[j];
+            want_product += x->value[j] * w->value[j];
+        }
+        ops->sum(device, x->count, x->at, NULL, plain->at, workspace->at);
+        ops->sum(device, x->count, x->at, w->at, product->at, workspace->at);
+        array_fetch(workspace);
+        check_close(plain, &want_plain, 1e-11);
+        check_close(product, &want_product, 1e-11);
+    }
+}
+
+CASE(sum_squares, "added to what is there, the same bits for any number of threads")
+{
+    struct array *x = array_normal(F32, 300007, 1e-3), *out = array_zero(GLM52_DTYPE_F64, 1);
+    struct array *workspace = array_workspace(ops->sum_bytes(device, x->count));
+    double want = 2;
+
+    for (int64_t j = 0; j < x->count; j++) want += x->value[j] * x->value[j];
+    for (int threads = 1; threads <= 3; threads++) {
+        device_threads(threads);
+        out->value[0] = 2;
+        array_push(out);
+        ops->sum_squares(device, x->count, x->at, out->at, workspace->at);
+        check_same(out);
+    }
+    array_fetch(workspace);
+    check_close(out, &want, 1e-12);
+}
+
+BENCH(sum_squares, "16M")
+{
+    struct array *x = array_zero(F32, 1 << 24), *out = array_zero(GLM52_DTYPE_F64, 1);
+    struct array *workspace = array_workspace(ops->sum_bytes(device, x->count));
+
+    BENCH_LOOP
+        ops->sum_squares(device, x->count, x->at, out->at, workspace->at);
+    bench_rate(0, 4.0 * (1 << 24));
+}

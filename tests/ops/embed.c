@@ -1,0 +1,78 @@
+/* The embedding and its gradient. */
+#include "case.h"
+
+static const glm52_dtype F32 = GLM52_DTYPE_F32, BF16 = GLM52_DTYPE_BF16;
+
+struct embed_case {
+    struct embed shape;
+    struct array *token, *table, *dy;
+};
+
+/* Few tokens, so that many rows meet in one. */
+static struct embed_case embed_case(int64_t rows, int64_t width, int64_t vocabulary, glm52_dtype type)
+{
+    struct embed_case c = {.shape = {rows, width, vocabulary, type}};
+
+    c.token = array_zero(GLM52_DTYPE_I32, rows);
+    for (int64_t i = 0; i < rows; i++) c.token->value[i] = (double)draw_below(vocabulary);
+    array_push(c.token);
+    c.table = array_normal(type, vocabulary * width, 1);
+    c.dy = array_normal(type, rows * width, 1);
+    return c;
+}
+
+static void check_embed(int64_t rows, int64_t width, glm52_dtype type)
+{
+    struct embed_case c = embed_case(rows, width, 11, type);
+    struct array *y = array_output(type, rows * width), *dtable = array_normal(F32, 11 * width, 1);
+    double *want = doubles(rows * width), *slope = doubles(11 * width);
+
+    memcpy(slope, dtable->value, (size_t)dtable->count * sizeof(double));
+    for (int64_t i = 0; i < rows * width; i++) {
+        int64_t from = (int64_t)c.token->value[i / width] * width + i % width;
+
+        want[i] = c.table->value[from];
+        slope[from] += c.dy->value[i];
+    }
+    ops->embed_forward(device, &c.shape, c.token->at, c.table->at, y->at);
+    check_exact(y, want);
+    ops->embed_backward(device, &c.shape, c.token->at, c.dy->at, dtable->at);
+    check_close(dtable, slope, tolerance(F32, rows));
+}
+
+CASE(embed, "odd shapes, repeated tokens, one row, none")
+{
+    check_embed(53, 29, F32);
+    check_embed(67, 201, F32);
+    check_embed(1, 7, F32);
+    check_embed(0, 7, F32);
+}
+
+CASE(embed, "bf16")
+{
+    check_embed(53, 129, BF16);
+}
+
+CASE(embed, "the same bits for any number of threads")
+{
+    struct embed_case c = embed_case(2003, 193, 17, F32);
+    struct array *dtable = array_zero(F32, 17 * 193);
+
+    for (int threads = 1; threads <= 3; threads++) {
+        device_threads(threads);
+        memset(dtable->value, 0, (size_t)dtable->count * sizeof(double));
+        array_push(dtable);
+        ops->embed_backward(device, &c.shape, c.token->at, c.dy->at, dtable->at);
+        check_same(dtable);
+    }
+}
+
+BENCH(embed, "backward, 4096 x 512 of 8192")
+{
+    struct embed_case c = embed_case(4096, 512, 8192, strcmp(ops->name, "cpu") == 0 ? F32 : BF16);
+    struct array *dtable = array_zero(F32, 8192 * 512);
+
+    BENCH_LOOP
+        ops->embed_backward(device, &c.shape, c.token->at, c.dy->at, dtable->at);
+    bench_rate(0, 4096.0 * 512 * (double)(dtype_size(c.shape.type) + 8));
+}

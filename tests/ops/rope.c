@@ -1,0 +1,144 @@
+/* The rotary table and the rotation of interleaved pairs. */
+#include "case.h"
+
+static const glm52_dtype F32 = GLM52_DTYPE_F32, BF16 = GLM52_DTYPE_BF16;
+
+CASE(rope_table, "cosines and sines of fp32 angles up to a million positions")
+{
+    static const double positions[] = {0, 1, 2, 77, 4095, 1048575, 131071};
+    enum { ROWS = 7, HALF = 13 };
+    struct array *position = array_from(GLM52_DTYPE_I32, ROWS, positions), *frequency = array_zero(F32, HALF);
+    struct array *table = array_output(F32, ROWS * HALF * 2);
+    double *want = doubles(ROWS * HALF * 2);
+
+    for (int j = 0; j < HALF; j++) frequency->value[j] = pow(8e6, -(double)j / HALF);
+    array_push(frequency);
+    for (int i = 0; i < ROWS * HALF; i++) {
+        float angle = (float)positions[i / HALF] * (float)frequency->value[i % HALF];
+
+        want[2 * i] = cos((double)angle);
+        want[2 * i + 1] = sin((double)angle);
+    }
+    ops->rope_table(device, ROWS, HALF, position->at, frequency->at, table->at);
+    check_close(table, want, ldexp(1, -22)); /* two units in the last place of 1 */
+}
+
+struct rope_case {
+    struct rope shape;
+    struct array *table, *x;
+};
+
+/* Heads lie x_head apart, and the pairs are the first columns of what lies between. */
+static struct rope_case rope_case(int64_t rows, int32_t heads, int32_t half, int64_t gap, glm52_dtype type)
+{
+    struct rope_case c = {.shape = {.rows = rows, .heads = heads, .half = half, .type = type}};
+
+    c.shape.x_head = 2 * half + gap;
+    c.shape.x_row = heads * c.shape.x_head + 2 * gap;
+    c.shape.y_head = 2 * half + 3 * gap;
+    c.shape.y_row = heads * c.shape.y_head + gap;
+    c.table = array_normal(F32, rows * half * 2, 1);
+    for (int64_t i = 0; i < rows * half; i++) {
+        double angle = 6 * draw_uniform();
+
+        c.table->value[2 * i] = cos(angle);
+        c.table->value[2 * i + 1] = sin(angle);
+    }
+    array_push(c.table);
+    c.x = array_normal(type, rows * c.shape.x_row, 1);
+    return c;
+}
+
+static void oracle(const struct rope_case *c, double *y)
+{
+    const struct rope *r = &c->shape;
+    double sign = r->inverse ? -1 : 1;
+
+    for (int64_t row = 0; row < r->rows; row++)
+        for (int64_t head = 0; head < r->heads; head++)
+            for (int64_t j = 0; j < r->half; j++) {
+                const double *x = c->x->value + row * r->x_row + head * r->x_head + 2 * j;
+                double *to = y + row * r->y_row + head * r->y_head + 2 * j;
+                double cosine = c->table->value[(row * r->half + j) * 2];
+                double sine = sign * c->table->value[(row * r->half + j) * 2 + 1];
+
+                to[0] = (r->add ? to[0] : 0) + x[0] * cosine - x[1] * sine;
+                to[1] = (r->add ? to[1] : 0) + x[1] * cosine + x[0] * sine;
+            }
+}
+
+static void check_rope(int64_t rows, int32_t heads, int32_t half, int64_t gap, glm52_dtype type)
+{
+    for (int bits = 0; bits < 4; bits++) {
+        struct rope_case c = rope_case(rows, heads, half, gap, type);
+        int64_t count = rows * c.shape.y_row;
+        struct array *y;
+        double *want = doubles(count);
+
+        c.shape.inverse = bits & 1;
+        c.shape.add = bits >> 1;
+        y = c.shape.add ? array_normal(type, count, 1) : array_output(type, count);
+        for (int64_t i = 0; i < count; i++) want[i] = c.shape.add ? y->value[i] : (double)NAN;
+        oracle(&c, want);
+        ops->rope(device, &c.shape, c.table->at, c.x->at, y->at);
+        check_close(y, want, tolerance(type, 3));
+    }
+}
+
+CASE(rope, "forward, inverse, added to, with gaps")
+{
+    check_rope(17, 3, 5, 0, F32);
+    check_rope(19, 5, 7, 3, F32);
+    check_rope(1, 1, 1, 1, F32);
+    check_rope(0, 3, 5, 0, F32);
+    check_rope(2, 3, 600, 1, F32);
+}
+
+CASE(rope, "bf16")
+{
+    check_rope(17, 3, 5, 2, BF16);
+}
+
+CASE(rope, "in place, and back again")
+{
+    struct rope_case c = rope_case(23, 3, 7, 0, F32);
+    double *original = doubles(c.x->count), *want = doubles(c.x->count);
+
+    memcpy(original, c.x->value, (size_t)c.x->count * sizeof(double));
+    oracle(&c, want);
+    ops->rope(device, &c.shape, c.table->at, c.x->at, c.x->at);
+    check_close(c.x, want, tolerance(F32, 3));
+    c.shape.inverse = 1;
+    ops->rope(device, &c.shape, c.table->at, c.x->at, c.x->at);
+    check_close(c.x, original, tolerance(F32, 6));
+}
+
+CASE(rope, "the inverse is the backward")
+{
+    struct rope_case c = rope_case(5, 2, 3, 0, F32);
+    struct array *dy = array_normal(F32, c.x->count, 1), *dx = array_output(F32, c.x->count);
+    double *y = doubles(c.x->count), *want = doubles(c.x->count);
+
+    /* Linear in x, so the difference quotient is exact: dx[i] = sum of dy * y(unit vector i). */
+    for (int64_t i = 0; i < c.x->count; i++) {
+        memset(c.x->value, 0, (size_t)c.x->count * sizeof(double));
+        memset(y, 0, (size_t)c.x->count * sizeof(double));
+        c.x->value[i] = 1;
+        oracle(&c, y);
+        for (int64_t j = 0; j < c.x->count; j++) want[i] += dy->value[j] * y[j];
+    }
+    c.shape.inverse = 1;
+    ops->rope(device, &c.shape, c.table->at, dy->at, dx->at);
+    check_close(dx, want, tolerance(F32, 3));
+}
+
+BENCH(rope, "4096 x 8 heads x 16")
+{
+    struct rope_case c = rope_case(4096, 8, 8, 48, strcmp(ops->name, "cpu") == 0 ? F32 : BF16);
+
+    c.shape.y_row = c.shape.x_row;
+    c.shape.y_head = c.shape.x_head;
+    BENCH_LOOP
+        ops->rope(device, &c.shape, c.table->at, c.x->at, c.x->at);
+    bench_rate(0, 2.0 * 4096 * 8 * 16 * (double)dtype_size(c.shape.type));
+}
