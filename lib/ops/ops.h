@@ -34,6 +34,7 @@ struct gemm {
     int64_t m, n, k, lda, ldb, ldc;
     int64_t batch, stride_a, stride_b, stride_c;
     int32_t transpose_a, transpose_b, add;
+    float scale; /* of the product; 0 means 1 */
     glm52_dtype a_type, b_type, c_type;
 };
 
@@ -141,7 +142,8 @@ struct ops {
                                          const void *dy, const void *x, float *dw);
 
     /* ---- norms ---- */
-    /* y = x * rstd * gain, rstd = rsqrt(mean(x^2) + epsilon), kept [rows] for backward. dgain [width] is added to. */
+    /* y = x * rstd * gain, rstd = rsqrt(mean(x^2) + epsilon), kept [rows] for backward. dgain [width] is added to;
+     * NULL: not wanted. dx may be dy. */
     void (*rmsnorm_forward)(struct stream *s, const struct norm *n, const void *x, const void *gain, void *y, float *rstd);
     size_t (*norm_backward_bytes)(struct stream *s, const struct norm *n);
     void (*rmsnorm_backward)(struct stream *s, const struct norm *n, const void *x, const void *gain, const float *rstd,
@@ -231,7 +233,8 @@ struct ops {
     void (*sum_squares)(struct stream *s, int64_t count, const float *x, double *out, void *workspace);
 
     /* ---- update ---- */
-    /* *norm = sqrt(*squares); *coefficient = min(1, limit / (norm + 1e-6)), 1 if limit <= 0. */
+    /* *norm = sqrt(*squares); *coefficient = min(1, limit / (norm + 1e-6)), 1 if limit <= 0; -1 if *squares is not
+     * finite, which makes the updates below leave everything as it is. */
     void (*clip)(struct stream *s, const double *squares, float limit, float *norm, float *coefficient);
     /* g = gradient * *coefficient; moments m, v; master fp32 (the parameter itself when it is fp32: master = NULL);
      * W = W (1 - lr decay) - lr mh / (sqrt(vh) + epsilon); adamw_clip_lr.json states the formula. */

@@ -1,0 +1,14 @@
+/* A model as a hub directory: config.json and safetensors under the hub's names, one tensor per expert and projection. */
+#ifndef GLM52_CHECKPOINT_HUB_H
+#define GLM52_CHECKPOINT_HUB_H
+
+#include "model/model.h"
+
+/* config: options outside the model section are taken from it; NULL means defaults. */
+glm52_status hub_load(struct stream *stream, const struct config *config, const char *directory, struct model *out);
+/* Values alone, into a model of the same shapes. */
+glm52_status hub_load_values(struct model *m, const char *directory);
+/* dtype 0: as held. shard_bytes 0: one file. */
+glm52_status hub_save(struct model *m, const char *directory, glm52_dtype dtype, uint64_t shard_bytes);
+
+#endif

@@ -1,0 +1,70 @@
+/* One decoder layer: y = middle + mlp(norm(middle)), middle = x + attention(norm(x)); model.md 2.1. */
+#include "model/parts.h"
+
+void layer_plan(struct layer *m, struct stream *s, struct plan *p)
+{
+    int64_t hidden = m->c->hidden_size;
+
+    plan_next_layer(p);
+    plan_save(p, &m->slots.input_rstd, GLM52_DTYPE_F32, p->rows, 1);
+    plan_save(p, &m->slots.u, m->type, p->rows, hidden);
+    plan_save(p, &m->slots.middle, m->type, p->rows, hidden);
+    plan_save(p, &m->slots.post_rstd, GLM52_DTYPE_F32, p->rows, 1);
+    plan_save(p, &m->slots.v, m->type, p->rows, hidden);
+    uint64_t mark = plan_mark(p);
+    plan_temp_bytes(p, &m->slots.workspace, norm_backward_bytes(s, p->rows, hidden));
+    plan_temp(p, &m->slots.dv, m->type, p->rows, hidden);
+    mla_plan(&m->mla, s, p);
+    if (m->full) indexer_plan(&m->indexer, s, p);
+    if (m->sparse)
+        moe_plan(&m->moe, s, p);
+    else
+        mlp_plan(&m->mlp, p);
+    plan_release(p, mark);
+}
+
+void layer_forward(const struct layer *m, const struct pass *f, const void *x, int32_t *selected, void *y)
+{
+    int64_t hidden = m->c->hidden_size;
+    size_t bytes = (size_t)(f->rows * hidden) * dtype_size(m->type);
+    void *u = at(f, m->slots.u), *v = at(f, m->slots.v), *middle = at(f, m->slots.middle);
+
+    label(f, "layer");
+    norm_forward(f, m->w->input_norm, m->c->rms_norm_eps, hidden, x, u, at(f, m->slots.input_rstd));
+    mla_project(&m->mla, f, u);
+    if (m->full && !f->replay)
+        indexer_forward(&m->indexer, f, m->index, u, at(f, m->mla.slots.q_latent), selected);
+    tap(f, "topk", m->index, GLM52_DTYPE_I32, m->c->index_topk, selected);
+    f->ops->copy(f->stream, middle, x, bytes);
+    mla_attend(&m->mla, f, selected, middle);
+
+    label(f, "layer");
+    norm_forward(f, m->w->post_norm, m->c->rms_norm_eps, hidden, middle, v, at(f, m->slots.post_rstd));
+    f->ops->copy(f->stream, y, middle, bytes);
+    if (m->sparse) {
+        moe_forward(&m->moe, f, m->index, v, y);
+    } else {
+        label(f, "mlp");
+        mlp_forward(&m->mlp, f, v, y);
+    }
+    tap(f, "hidden", m->index, m->type, hidden, y);
+}
+
+void layer_backward(const struct layer *m, const struct pass *b, const void *x, const int32_t *selected, void *dx)
+{
+    int64_t hidden = m->c->hidden_size;
+    void *dv = at(b, m->slots.dv), *workspace = at(b, m->slots.workspace);
+
+    if (m->sparse) {
+        moe_backward(&m->moe, b, at(b, m->slots.v), dx, dv);
+    } else {
+        label(b, "mlp");
+        mlp_backward(&m->mlp, b, at(b, m->slots.v), dx, dv, 0);
+    }
+    label(b, "layer");
+    norm_backward(b, m->w->post_norm, m->c->rms_norm_eps, hidden, at(b, m->slots.middle), at(b, m->slots.post_rstd), dv,
+                  dx, 1, workspace);
+    mla_backward(&m->mla, b, at(b, m->slots.u), selected, dx, dv);
+    label(b, "layer");
+    norm_backward(b, m->w->input_norm, m->c->rms_norm_eps, hidden, x, at(b, m->slots.input_rstd), dv, dx, 1, workspace);
+}

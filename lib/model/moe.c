@@ -1,0 +1,151 @@
+/* Mixture of experts: sigmoid router, dropless grouped experts, one shared expert; model.md 2.6. The routing weight
+ * multiplies the activation before the down projection, which is the same product, and lets backward do without the
+ * experts' outputs. */
+#include "model/parts.h"
+
+static int64_t assignments(const struct moe *m, int64_t rows)
+{
+    return rows * m->c->num_experts_per_tok;
+}
+
+static struct dispatch dispatch_shape(const struct moe *m, int64_t rows, int add)
+{
+    return (struct dispatch){.rows = rows, .width = m->c->hidden_size, .k = (int32_t)m->c->num_experts_per_tok,
+                             .experts = (int32_t)m->c->n_routed_experts, .add = add, .type = m->type};
+}
+
+/* n outputs from k inputs per row, for matrices that lie one expert's size apart. */
+static struct grouped_gemm grouped(const struct moe *m, int64_t rows, int64_t n, int64_t k)
+{
+    return (struct grouped_gemm){.rows = assignments(m, rows), .n = n, .k = k,
+                                 .stride = 3 * m->c->moe_intermediate_size * m->c->hidden_size,
+                                 .groups = (int32_t)m->c->n_routed_experts, .type = m->type};
+}
+
+void moe_plan(struct moe *m, struct stream *s, struct plan *p)
+{
+    const struct model_config *c = m->c;
+    int64_t all = assignments(m, p->rows), width = c->moe_intermediate_size, hidden = c->hidden_size;
+    struct dispatch d = dispatch_shape(m, p->rows, 0);
+
+    plan_save(p, &m->slots.logits, GLM52_DTYPE_F32, p->rows, c->n_routed_experts);
+    plan_save(p, &m->slots.chosen, GLM52_DTYPE_I32, p->rows, c->num_experts_per_tok);
+    plan_save(p, &m->slots.weight, GLM52_DTYPE_F32, p->rows, c->num_experts_per_tok);
+    plan_save(p, &m->slots.offsets, GLM52_DTYPE_I32, 1, c->n_routed_experts + 1);
+    plan_save(p, &m->slots.source, GLM52_DTYPE_I32, all, 1);
+    plan_save(p, &m->slots.place, GLM52_DTYPE_I32, all, 1);
+    plan_save(p, &m->slots.gate_up, m->type, all, 2 * width);
+
+    uint64_t mark = plan_mark(p);
+    plan_temp_bytes(p, &m->slots.workspace, s->ops->dispatch_sort_bytes(s, &d));
+    plan_temp(p, &m->slots.wide, m->type, all, hidden);
+    plan_temp(p, &m->slots.act, m->type, all, width);
+    plan_temp(p, &m->slots.dact, m->type, all, width);
+    plan_temp(p, &m->slots.dgate_up, m->type, all, 2 * width);
+    plan_temp(p, &m->slots.dweight, GLM52_DTYPE_F32, p->rows, c->num_experts_per_tok);
+    plan_temp(p, &m->slots.dlogits, GLM52_DTYPE_F32, p->rows, c->n_routed_experts);
+    plan_release(p, mark);
+    mlp_plan(&m->shared, p);
+}
+
+static void choose_experts(const struct moe *m, const struct pass *f, int layer, const void *x)
+{
+    const struct parameter *w = m->w->router;
+    int64_t in = w->shape[1], experts = w->shape[0];
+    struct gemm g = {.m = f->rows, .n = experts, .k = in, .lda = in, .ldb = in, .ldc = experts, .batch = 1,
+                     .transpose_b = 1, .a_type = m->type, .b_type = w->type, .c_type = GLM52_DTYPE_F32};
+    struct route r = {.rows = f->rows, .experts = (int32_t)experts, .k = (int32_t)m->c->num_experts_per_tok,
+                      .normalize = m->c->norm_topk_prob, .scale = (float)m->c->routed_scaling_factor};
+    struct dispatch d = dispatch_shape(m, f->rows, 0);
+    float *logits = at(f, m->slots.logits), *weight = at(f, m->slots.weight);
+    int32_t *chosen = at(f, m->slots.chosen);
+
+    label(f, "moe.router");
+    f->ops->gemm(f->stream, &g, x, w->value, logits);
+    f->ops->route_forward(f->stream, &r, logits, (const float *)m->w->bias->value, chosen, weight);
+    f->ops->dispatch_sort(f->stream, &d, chosen, at(f, m->slots.offsets), at(f, m->slots.source), at(f, m->slots.place),
+                          at(f, m->slots.workspace));
+    tap(f, "router_logits", layer, GLM52_DTYPE_F32, experts, logits);
+    tap(f, "router_idx", layer, GLM52_DTYPE_I32, r.k, chosen);
+    tap(f, "router_w", layer, GLM52_DTYPE_F32, r.k, weight);
+}
+
+/* act = silu(gate) * up * routing weight, of every assignment in expert order. */
+static void activate(const struct moe *m, const struct pass *f)
+{
+    struct swiglu g = {.rows = assignments(m, f->rows), .width = m->c->moe_intermediate_size, .type = m->type};
+
+    f->ops->swiglu_forward(f->stream, &g, at(f, m->slots.gate_up), at(f, m->slots.weight), at(f, m->slots.source),
+                           at(f, m->slots.act));
+}
+
+void moe_forward(const struct moe *m, const struct pass *f, int layer, const void *x, void *y)
+{
+    int64_t width = m->c->moe_intermediate_size, hidden = m->c->hidden_size;
+    struct dispatch d = dispatch_shape(m, f->rows, 1);
+    struct grouped_gemm up = grouped(m, f->rows, 2 * width, hidden), down = grouped(m, f->rows, hidden, width);
+    const int32_t *offsets = at(f, m->slots.offsets);
+    void *wide = at(f, m->slots.wide), *gate_up = at(f, m->slots.gate_up);
+
+    choose_experts(m, f, layer, x);
+    label(f, "moe.experts");
+    f->ops->dispatch_spread(f->stream, &d, at(f, m->slots.source), x, wide);
+    f->ops->grouped_gemm_forward(f->stream, &up, offsets, wide, m->w->expert0.gate->value, gate_up);
+    activate(m, f);
+    f->ops->grouped_gemm_forward(f->stream, &down, offsets, at(f, m->slots.act), m->w->expert0.down->value, wide);
+    f->ops->dispatch_collect(f->stream, &d, at(f, m->slots.place), wide, y);
+    label(f, "moe.shared");
+    mlp_forward(&m->shared, f, x, y);
+}
+
+/* Through the experts: dx = sum of what they pass back, and the gradient of the routing weights. */
+static void experts_backward(const struct moe *m, const struct pass *b, const void *x, const void *dy, void *dx)
+{
+    int64_t width = m->c->moe_intermediate_size, hidden = m->c->hidden_size;
+    struct dispatch d = dispatch_shape(m, b->rows, 0);
+    struct grouped_gemm up = grouped(m, b->rows, 2 * width, hidden), down = grouped(m, b->rows, hidden, width);
+    struct swiglu g = {.rows = up.rows, .width = width, .type = m->type};
+    const int32_t *offsets = at(b, m->slots.offsets), *source = at(b, m->slots.source);
+    void *wide = at(b, m->slots.wide), *act = at(b, m->slots.act), *dact = at(b, m->slots.dact);
+    void *dgate_up = at(b, m->slots.dgate_up);
+
+    label(b, "moe.experts");
+    b->ops->dispatch_spread(b->stream, &d, source, dy, wide);
+    activate(m, b);
+    b->ops->grouped_gemm_backward_rows(b->stream, &down, offsets, wide, m->w->expert0.down->value, dact);
+    if (m->w->expert0.down->gradient)
+        b->ops->grouped_gemm_backward_weight(b->stream, &down, offsets, wide, act, m->w->expert0.down->gradient);
+    b->ops->swiglu_backward(b->stream, &g, at(b, m->slots.gate_up), at(b, m->slots.weight), source, dact, dgate_up,
+                            at(b, m->slots.dweight));
+    b->ops->dispatch_spread(b->stream, &d, source, x, wide);
+    if (m->w->expert0.gate->gradient)
+        b->ops->grouped_gemm_backward_weight(b->stream, &up, offsets, dgate_up, wide, m->w->expert0.gate->gradient);
+    b->ops->grouped_gemm_backward_rows(b->stream, &up, offsets, dgate_up, m->w->expert0.gate->value, wide);
+    b->ops->dispatch_collect(b->stream, &d, at(b, m->slots.place), wide, dx);
+}
+
+static void router_backward(const struct moe *m, const struct pass *b, const void *x, void *dx)
+{
+    const struct parameter *w = m->w->router;
+    int64_t in = w->shape[1], experts = w->shape[0];
+    struct route r = {.rows = b->rows, .experts = (int32_t)experts, .k = (int32_t)m->c->num_experts_per_tok,
+                      .normalize = m->c->norm_topk_prob, .scale = (float)m->c->routed_scaling_factor};
+    struct gemm rows = {.m = b->rows, .n = in, .k = experts, .lda = experts, .ldb = in, .ldc = in, .batch = 1, .add = 1,
+                        .a_type = GLM52_DTYPE_F32, .b_type = w->type, .c_type = m->type};
+    struct gemm weight = {.m = experts, .n = in, .k = b->rows, .lda = experts, .ldb = in, .ldc = in, .batch = 1, .add = 1,
+                          .transpose_a = 1, .a_type = GLM52_DTYPE_F32, .b_type = m->type, .c_type = GLM52_DTYPE_F32};
+    float *dlogits = at(b, m->slots.dlogits);
+
+    label(b, "moe.router");
+    b->ops->route_backward(b->stream, &r, at(b, m->slots.logits), at(b, m->slots.chosen), at(b, m->slots.dweight), dlogits);
+    b->ops->gemm(b->stream, &rows, dlogits, w->value, dx);
+    if (w->gradient) b->ops->gemm(b->stream, &weight, dlogits, x, w->gradient);
+}
+
+void moe_backward(const struct moe *m, const struct pass *b, const void *x, const void *dy, void *dx)
+{
+    experts_backward(m, b, x, dy, dx);
+    router_backward(m, b, x, dx);
+    label(b, "moe.shared");
+    mlp_backward(&m->shared, b, x, dy, dx, 1);
+}

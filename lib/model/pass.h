@@ -1,0 +1,53 @@
+/* What a running pass carries from part to part, and the two operations that every part is made of. */
+#ifndef GLM52_MODEL_PASS_H
+#define GLM52_MODEL_PASS_H
+
+#include "model/input.h"
+#include "model/tap.h"
+
+struct pass {
+    const struct ops *ops;
+    struct stream *stream;
+    const struct model *model;
+    const struct input *in;
+    int64_t rows;
+    unsigned char *base[REGIONS];
+    int replay;             /* 1 while a recomputed layer's forward runs again: selections stand */
+    const struct tap *tap;  /* NULL: nobody asks */
+};
+
+static inline void *at(const struct pass *f, struct slot slot)
+{
+    return f->base[slot.region] + slot.offset;
+}
+
+static inline void label(const struct pass *f, const char *text)
+{
+    f->stream->label = text;
+}
+
+static inline void tap(const struct pass *f, const char *name, int layer, glm52_dtype type, int64_t columns,
+                       const void *values)
+{
+    if (f->tap && !f->replay && f->tap->wants(f->tap->user, name, layer))
+        f->tap->take(f->tap->user, name, layer, type, f->rows, columns, values);
+}
+
+/* y[rows,out] (+)= x[rows,in] W^T, W = [out,in]; x and y contiguous. */
+void linear_forward(const struct pass *f, const struct parameter *w, const void *x, void *y, int add);
+/* dx[rows,in] (+)= dy[rows,out] W; dW += dy^T x. */
+void linear_backward(const struct pass *f, const struct parameter *w, const void *x, const void *dy, void *dx, int add);
+/* The same for W and the `more` parameters that follow it in memory, as one matrix of `out` rows. */
+void linear_forward_wide(const struct pass *f, const struct parameter *w, int64_t out, const void *x, void *y, int add);
+void linear_backward_wide(const struct pass *f, const struct parameter *w, int64_t out, const void *x, const void *dy,
+                          void *dx, int add);
+
+/* RMSNorm over rows of `width` at the given stride; rstd is kept for backward. */
+void norm_forward(const struct pass *f, const struct parameter *gain, double epsilon, int64_t stride, const void *x,
+                  void *y, float *rstd);
+void norm_backward(const struct pass *f, const struct parameter *gain, double epsilon, int64_t stride, const void *x,
+                   const float *rstd, const void *dy, void *dx, int add, void *workspace);
+/* Workspace of norm_backward for rows of that width. */
+size_t norm_backward_bytes(struct stream *s, int64_t rows, int64_t width);
+
+#endif

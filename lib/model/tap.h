@@ -1,0 +1,17 @@
+/* Values of a pass that somebody asked to see: the parts offer them by name, a tap without the name ignores them. */
+#ifndef GLM52_MODEL_TAP_H
+#define GLM52_MODEL_TAP_H
+
+#include "glm52.h"
+
+struct tap {
+    void *user;
+    /* layer < 0: "name", else "name.layer". */
+    int (*wants)(void *user, const char *name, int layer);
+    /* Device memory, valid during the call. */
+    void (*take)(void *user, const char *name, int layer, glm52_dtype type, int64_t rows, int64_t columns,
+                 const void *values);
+    float *scores; /* device memory [rows, max(rows, vocabulary)] for index_scores and logits, if wanted */
+};
+
+#endif
