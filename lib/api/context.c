@@ -1,0 +1,105 @@
+#include <omp.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "api/object.h"
+
+static glm52_status check_options(const glm52_context_options *o)
+{
+    if (!o) return GLM52_OK;
+    TRY(check_struct(o->struct_size, sizeof *o, "glm52_context_options"));
+    for (size_t i = sizeof *o; i < o->struct_size; i++)
+        if (((const unsigned char *)o)[i])
+            return fail(GLM52_E_VERSION, "glm52_context_options has a member at byte %zu that this library does not know", i);
+    if (o->flags || o->reserved0)
+        return fail(GLM52_E_INVALID, "glm52_context_options: flags and reserved0 must be 0");
+    if (o->threads < 0 || o->threads > 4096)
+        return fail(GLM52_E_INVALID, "glm52_context_options.threads is %d, must be 0 .. 4096", o->threads);
+    return GLM52_OK;
+}
+
+static glm52_status open_device(glm52_context *c, const char *device, int threads)
+{
+    if (!strcmp(device, "cpu") || !strcmp(device, "auto")) {
+        TRY(stream_open_cpu(&c->stream, &c->host, threads));
+        snprintf(c->device, sizeof c->device, "cpu, %d threads", c->stream.threads);
+        return GLM52_OK;
+    }
+    if (!strcmp(device, "meta")) {
+        TRY(stream_open_meta(&c->stream, &c->host));
+        c->stream.threads = threads ? threads : omp_get_max_threads();
+        snprintf(c->device, sizeof c->device, "meta: counts memory and FLOPs, computes nothing");
+        return GLM52_OK;
+    }
+    if (!strncmp(device, "cuda", 4)) {
+        fail(GLM52_E_UNSUPPORTED, "device \"%.32s\": this build has no CUDA back end", device);
+        return fail_hint("use \"cpu\"");
+    }
+    fail(GLM52_E_INVALID, "device \"%.32s\" is unknown", device);
+    return fail_hint("use \"cpu\", \"meta\", \"cuda\" or \"auto\"");
+}
+
+glm52_status glm52_context_create(const glm52_context_options *options, glm52_context **out)
+{
+    struct host host;
+
+    CHECK_POINTER(out);
+    TRY(check_options(options));
+    TRY(host_open(&host, options));
+    glm52_context *c = host_calloc(&host, sizeof *c, MEMORY_HOST);
+    if (!c) return GLM52_E_NOMEM;
+    memcpy(&c->host, &host, sizeof host);
+    memcpy(&c->object, &(struct object){.magic = 0x474C4D35, .class = CLASS_CONTEXT, .references = 1, .bytes = sizeof *c},
+           sizeof c->object);
+    glm52_status status = open_device(c, options && options->device ? options->device : "cpu",
+                                      options ? options->threads : 0);
+    if (status) {
+        host_free(&host, c, sizeof *c, MEMORY_HOST);
+        return status;
+    }
+    *out = c;
+    return GLM52_OK;
+}
+
+glm52_context *glm52_context_ref(glm52_context *self)
+{
+    return object_ref(self, CLASS_CONTEXT);
+}
+
+void glm52_context_unref(glm52_context **self)
+{
+    glm52_context *c;
+    struct host host;
+
+    if (!object_unref(self, CLASS_CONTEXT, &c)) return;
+    stream_close(&c->stream);
+    c->object.magic = 0;
+    memcpy(&host, &c->host, sizeof host); /* it lives inside what it is about to free */
+    host_free(&host, c, sizeof *c, MEMORY_HOST);
+}
+
+void glm52_context_cancel(glm52_context *self)
+{
+    if (self) atomic_store(&self->host.cancelled, 1); /* no check that could write a message: a signal handler calls */
+}
+
+glm52_status glm52_context_describe_device(glm52_context *self, const char **out)
+{
+    CHECK(self, CLASS_CONTEXT);
+    CHECK_POINTER(out);
+    *out = self->device;
+    return GLM52_OK;
+}
+
+glm52_status glm52_context_memory(glm52_context *self, uint64_t *now, uint64_t *peak)
+{
+    CHECK(self, CLASS_CONTEXT);
+    if (now) *now = self->host.total;
+    if (peak) *peak = self->host.peak;
+    return GLM52_OK;
+}
+
+int32_t glm52_context_device_count(const char *kind)
+{
+    return kind && (!strcmp(kind, "cpu") || !strcmp(kind, "meta"));
+}

@@ -1,0 +1,73 @@
+#include "api/object.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { MAGIC = 0x474C4D35 };
+
+static const char *const class_name[CLASSES] = {"", "context", "config", "model", "batch", "dataset", "optimizer", "step"};
+
+void *object_create(glm52_context *context, enum class class, size_t bytes)
+{
+    struct object *object = host_calloc(&context->host, bytes, MEMORY_HOST);
+
+    if (!object) return NULL;
+    object->magic = MAGIC;
+    object->class = class;
+    object->references = 1;
+    object->bytes = bytes;
+    object->context = glm52_context_ref(context);
+    return object;
+}
+
+void object_destroy(struct object *object)
+{
+    glm52_context *context = object->context;
+
+    object->magic = 0;
+    host_free(&context->host, object, object->bytes, MEMORY_HOST);
+    glm52_context_unref(&context);
+}
+
+glm52_status object_check(const void *handle, enum class class)
+{
+    const struct object *object = handle;
+
+    if (object && object->magic == MAGIC && object->class == class) return GLM52_OK;
+    if (!object) return fail(GLM52_E_HANDLE, "NULL given where a glm52_%s is needed", class_name[class]);
+    return fail(GLM52_E_HANDLE, "a %s given where a glm52_%s is needed",
+                object->magic == MAGIC ? class_name[object->class] : "dead or foreign handle", class_name[class]);
+}
+
+void *object_ref(void *handle, enum class class)
+{
+    struct object *object = handle;
+
+    if (object_check(handle, class)) return NULL;
+    atomic_fetch_add(&object->references, 1);
+    return handle;
+}
+
+int object_unref(void *pointer_to_handle, enum class class, void *out)
+{
+    struct object *object = NULL;
+
+    if (!pointer_to_handle) return 0;
+    memcpy(&object, pointer_to_handle, sizeof object);
+    if (!object || object_check(object, class)) return 0;
+    memset(pointer_to_handle, 0, sizeof object);
+    memcpy(out, &object, sizeof object);
+    return atomic_fetch_sub(&object->references, 1) == 1;
+}
+
+glm52_status check_pointer(const void *pointer, const char *name)
+{
+    return pointer ? GLM52_OK : fail(GLM52_E_INVALID, "argument %s is NULL", name);
+}
+
+glm52_status check_struct(uint32_t struct_size, size_t needed, const char *name)
+{
+    if (struct_size >= needed) return GLM52_OK;
+    fail(GLM52_E_VERSION, "%s.struct_size is %u, this library writes %zu bytes", name, struct_size, needed);
+    return fail_hint("set struct_size to sizeof the struct, and build against this library's header");
+}

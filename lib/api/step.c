@@ -1,0 +1,163 @@
+#include <stdio.h>
+#include <string.h>
+
+#include "api/object.h"
+
+glm52_status glm52_step_create(glm52_model *model, glm52_optimizer *optimizer, glm52_config *config, glm52_step **out)
+{
+    CHECK(model, CLASS_MODEL);
+    if (optimizer) CHECK(optimizer, CLASS_OPTIMIZER);
+    if (config) CHECK(config, CLASS_CONFIG);
+    CHECK_POINTER(out);
+    if (optimizer && optimizer->model != model)
+        return fail(GLM52_E_INVALID, "the optimizer belongs to another model");
+    if (config) TRY(config_validate(&config->config));
+    glm52_step *s = object_create(model->object.context, CLASS_STEP, sizeof *s);
+    if (!s) return GLM52_E_NOMEM;
+    glm52_status status = config_copy(&s->config, config ? &config->config : &model->model.config);
+    if (status) {
+        object_destroy(&s->object);
+        return status;
+    }
+    status = step_open(&model->model, optimizer ? &optimizer->optimizer : NULL, &s->config, &s->step);
+    if (status) {
+        config_free(&s->config);
+        object_destroy(&s->object);
+        return status;
+    }
+    s->model = glm52_model_ref(model);
+    s->optimizer = optimizer ? glm52_optimizer_ref(optimizer) : NULL;
+    *out = s;
+    return GLM52_OK;
+}
+
+glm52_step *glm52_step_ref(glm52_step *self)
+{
+    return object_ref(self, CLASS_STEP);
+}
+
+void glm52_step_unref(glm52_step **self)
+{
+    glm52_step *s;
+
+    if (!object_unref(self, CLASS_STEP, &s)) return;
+    if (s->plan) host_free(&s->object.context->host, s->plan, sizeof *s->plan, MEMORY_HOST);
+    step_close(&s->step);
+    config_free(&s->config);
+    if (s->optimizer) glm52_optimizer_unref(&s->optimizer);
+    glm52_model_unref(&s->model);
+    object_destroy(&s->object);
+}
+
+static glm52_status with_packs(glm52_step *self, glm52_batch *const *batches, uint32_t count,
+                               glm52_status (*run)(struct step *, const struct pack *const *, uint32_t))
+{
+    const struct pack **packs;
+
+    CHECK(self, CLASS_STEP);
+    TRY(batch_packs(batches, count, &packs, &self->object.context->host));
+    glm52_status status = run(&self->step, packs, count);
+    host_free(&self->object.context->host, packs, count * sizeof *packs, MEMORY_HOST);
+    return status;
+}
+
+glm52_status glm52_step_run(glm52_step *self, glm52_batch *const *batches, uint32_t count)
+{
+    return with_packs(self, batches, count, step_run);
+}
+
+glm52_status glm52_step_gradients(glm52_step *self, glm52_batch *const *batches, uint32_t count)
+{
+    return with_packs(self, batches, count, step_gradients);
+}
+
+static glm52_status evaluate(struct step *s, const struct pack *const *packs, uint32_t count)
+{
+    double loss;
+
+    return step_evaluate(s, packs, count, &loss);
+}
+
+glm52_status glm52_step_evaluate(glm52_step *self, glm52_batch *const *batches, uint32_t count, double *loss)
+{
+    TRY(with_packs(self, batches, count, evaluate));
+    if (loss) *loss = self->step.metric[METRIC_HELD_OUT_LOSS];
+    return GLM52_OK;
+}
+
+glm52_status glm52_step_metric(glm52_step *self, const char *name, double *out)
+{
+    CHECK(self, CLASS_STEP);
+    CHECK_POINTER(name);
+    CHECK_POINTER(out);
+    for (int i = 0; i < METRICS; i++)
+        if (!strcmp(name, metric_name[i])) {
+            *out = self->step.metric[i];
+            return GLM52_OK;
+        }
+    fail(GLM52_E_INVALID, "no metric is called %.64s", name);
+    return fail_hint("glm52_step_metric_name() lists them");
+}
+
+const char *glm52_step_metric_name(glm52_step *self, uint32_t index)
+{
+    return object_check(self, CLASS_STEP) || index >= METRICS ? NULL : metric_name[index];
+}
+
+static glm52_status make_plan(glm52_step *self)
+{
+    struct host *host = &self->object.context->host;
+
+    if (self->plan) return GLM52_OK;
+    struct dry_run *plan = host_calloc(host, sizeof *plan, MEMORY_HOST);
+    if (!plan) return GLM52_E_NOMEM;
+    glm52_status status = dry_run(self->model->model.stream, &self->config, plan);
+    if (status)
+        host_free(host, plan, sizeof *plan, MEMORY_HOST);
+    else
+        self->plan = plan;
+    return status;
+}
+
+glm52_status glm52_step_plan(glm52_step *self, uint32_t index, glm52_plan_row *out)
+{
+    CHECK(self, CLASS_STEP);
+    CHECK_POINTER(out);
+    TRY(check_struct(out->struct_size, sizeof *out, "glm52_plan_row"));
+    TRY(make_plan(self));
+    const struct dry_run *plan = self->plan;
+    glm52_plan_row row = {.struct_size = sizeof row, .section = "memory"};
+    if (index < MEMORY_CLASSES) {
+        row.name = memory_class_name[index];
+        row.amount = (double)plan->memory[index];
+    } else if (index == MEMORY_CLASSES) {
+        row.name = "peak";
+        row.amount = (double)plan->peak;
+    } else if (index - MEMORY_CLASSES - 1 < (uint32_t)plan->tally.rows) {
+        const struct tally_row *t = &plan->tally.row[index - MEMORY_CLASSES - 1];
+        snprintf(self->label, sizeof self->label, "%s %s", t->label, t->operation);
+        row = (glm52_plan_row){.struct_size = sizeof row, .section = "flops", .name = self->label, .amount = t->flops,
+                               .bytes = t->bytes, .calls = t->calls};
+    } else {
+        return fail(GLM52_E_INVALID, "the plan has %d rows, row %u does not exist", MEMORY_CLASSES + 1 + plan->tally.rows,
+                    index);
+    }
+    *out = row;
+    return GLM52_OK;
+}
+
+glm52_status glm52_step_save(glm52_step *self, const char *directory)
+{
+    CHECK(self, CLASS_STEP);
+    CHECK_POINTER(directory);
+    return step_save(&self->step, directory);
+}
+
+glm52_status glm52_step_resume(glm52_step *self, const char *directory, uint64_t *packs)
+{
+    CHECK(self, CLASS_STEP);
+    CHECK_POINTER(directory);
+    TRY(step_resume(&self->step, directory));
+    if (packs) *packs = self->step.packs;
+    return GLM52_OK;
+}
