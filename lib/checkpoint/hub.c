@@ -165,8 +165,7 @@ static glm52_status write_config(struct model *m, const char *directory, glm52_d
     char path[PATH], *json;
 
     TRY(join(path, directory, "config.json"));
-    TRY(config_dump(&m->config, 1, &json));
-    (void)dtype;
+    TRY(config_dump_hub(&m->config, dtype, &json));
     glm52_status status = file_write_all(m->host, path, json, strlen(json));
     host_strfree(m->host, json);
     return status;

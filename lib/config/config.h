@@ -13,6 +13,7 @@ enum { CONFIG_MAX_LAYERS = 512, CONFIG_MAX_EOS = 16 };
 enum mlp_type { MLP_DENSE, MLP_SPARSE };
 enum indexer_type { INDEXER_FULL, INDEXER_SHARED };
 enum lr_schedule { SCHEDULE_CONSTANT, SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_WSD };
+enum recompute { RECOMPUTE_NONE, RECOMPUTE_LAYERS };
 enum wsd_style { WSD_LINEAR, WSD_COSINE, WSD_EXPONENTIAL, WSD_MINUS_SQRT };
 
 /* Names are those of the hub's config.json. */
@@ -51,6 +52,7 @@ struct optim_config {
 
 struct train_config {
     int64_t steps, microbatches, microbatch_tokens, eval_every, save_every, seed;
+    int recompute;       /* enum recompute */
     double clip;         /* 0: off */
 };
 

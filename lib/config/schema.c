@@ -100,6 +100,7 @@ const struct option options[] = {
     INTEGER(train.eval_every, 0, 1000000000, "0", 0, "steps between evaluations; 0: at the end only"),
     INTEGER(train.save_every, 0, 1000000000, "0", 0, "steps between checkpoints; 0: at the end only"),
     INTEGER(train.seed, 0, 9223372036854775807, "1", 0, "seed of initial weights and of the order of documents"),
+    CHOICE(train.recompute, "none|layers", "none", "what backward computes anew instead of keeping: whole layers"),
     NUMBER(train.clip, 0, 1e30, "1", "largest global gradient norm; 0: no clipping"),
 };
 

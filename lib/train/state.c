@@ -230,8 +230,8 @@ glm52_status step_resume(struct step *s, const char *directory)
     struct mover mover = {0};
     struct safetensors file;
     char name[64], state[PATH];
-    int64_t step;
-    uint64_t packs;
+    int64_t step = 0;
+    uint64_t packs = 0;
 
     if (!s->optimizer) return fail(GLM52_E_STATE, "this step was created without an optimizer: it cannot go on training");
     TRY(read_latest(host, directory, name));

@@ -30,7 +30,7 @@ static glm52_status take(struct step *s, size_t bytes, void **out)
 glm52_status step_open(struct model *m, struct optimizer *o, const struct config *config, struct step *s)
 {
     void *totals = NULL, *scalars = NULL;
-    enum keep keep = !o ? KEEP_NOTHING : config->train.recompute ? KEEP_INPUTS : KEEP_ALL;
+    enum keep keep = !o ? KEEP_NOTHING : config->train.recompute == RECOMPUTE_LAYERS ? KEEP_INPUTS : KEEP_ALL;
 
     memset(s, 0, sizeof *s);
     s->model = m;

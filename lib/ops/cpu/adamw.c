@@ -11,7 +11,7 @@ void cpu_clip(struct stream *s, const double *squares, float limit, float *norm,
     double length = sqrt(*squares), share = (double)limit / (length + 1e-6);
 
     *norm = (float)length;
-    *coefficient = limit <= 0 || share > 1 ? 1.0f : (float)share;
+    *coefficient = !isfinite(*squares) ? -1.0f : limit <= 0 || share > 1 ? 1.0f : (float)share;
     count_end(call);
 }
 
@@ -38,10 +38,12 @@ void cpu_adamw(struct stream *s, const struct adamw *a, const float *rates, cons
 {
     struct counted call = count_adamw(s, a, master != NULL);
 
-#pragma omp parallel for schedule(static) num_threads(cpu_team(s, (double)a->count * 4))
-    for (int64_t i = 0; i < a->count; i += CHUNK) {
+    int64_t moved = *coefficient < 0 ? 0 : a->count;
+
+#pragma omp parallel for schedule(static) num_threads(cpu_team(s, (double)moved * 4))
+    for (int64_t i = 0; i < moved; i += CHUNK) {
         float *w = master ? master + i : (float *)parameter + i;
-        int64_t count = least(CHUNK, a->count - i);
+        int64_t count = least(CHUNK, moved - i);
 
         update(a, rates, *coefficient, count, gradient + i, m + i, v + i, w);
         if (master) store(a->type, parameter, i, count, w, 0);

@@ -29,7 +29,7 @@ struct operand operand_at(struct operand o, int64_t i, int64_t j);
 
 /* c[m,n] (+)= a[m,k] b[k,n] on the calling thread alone, at any place inside a parallel region and only there: it limits
  * BLAS to one thread, for which the region's end makes up. */
-void tile_gemm(int64_t m, int64_t n, int64_t k, struct operand a, struct operand b, void *c, int64_t ldc,
+void tile_gemm(int64_t m, int64_t n, int64_t k, float scale, struct operand a, struct operand b, void *c, int64_t ldc,
                glm52_dtype c_type, int add);
 
 /* gemm without a record in the tally, for operations made of others. */

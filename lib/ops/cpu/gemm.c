@@ -12,11 +12,12 @@ enum { TILE_M = 256, TILE_N = 512, TILE_SMALLEST = 128 * 256, TILES_WANTED = 16 
 /* Pieces of a tile for operands that are not fp32; their copies live on the stack. */
 enum { PIECE_M = 64, PIECE_N = 128, PIECE_K = 256 };
 
-static void sgemm(int64_t m, int64_t n, int64_t k, struct operand a, struct operand b, float *c, int64_t ldc, int add)
+static void sgemm(int64_t m, int64_t n, int64_t k, float scale, struct operand a, struct operand b, float *c,
+                  int64_t ldc, int add)
 {
     omp_set_num_threads(1); /* in a region of one thread BLAS would start threads of its own */
     cblas_sgemm(CblasRowMajor, a.transposed ? CblasTrans : CblasNoTrans, b.transposed ? CblasTrans : CblasNoTrans,
-                (blasint)m, (blasint)n, (blasint)k, 1.0f, a.at, (blasint)a.ld, b.at, (blasint)b.ld,
+                (blasint)m, (blasint)n, (blasint)k, scale, a.at, (blasint)a.ld, b.at, (blasint)b.ld,
                 add ? 1.0f : 0.0f, c, (blasint)ldc);
 }
 
@@ -41,8 +42,8 @@ static struct operand piece(struct operand o, int64_t i, int64_t j, int64_t rows
 }
 
 /* tile_gemm where some operand is not fp32; c is summed in fp32 and rounded once. */
-static void tile_gemm_converted(int64_t m, int64_t n, int64_t k, struct operand a, struct operand b, void *c,
-                                int64_t ldc, glm52_dtype c_type, int add)
+static void tile_gemm_converted(int64_t m, int64_t n, int64_t k, float scale, struct operand a, struct operand b,
+                                void *c, int64_t ldc, glm52_dtype c_type, int add)
 {
     float a_piece[PIECE_M * PIECE_K], b_piece[PIECE_K * PIECE_N], sum[PIECE_M * PIECE_N];
 
@@ -54,7 +55,7 @@ static void tile_gemm_converted(int64_t m, int64_t n, int64_t k, struct operand 
             for (int64_t l = 0; l < k; l += PIECE_K) {
                 int64_t depth = least(PIECE_K, k - l);
 
-                sgemm(rows, columns, depth, piece(a, i, l, rows, depth, a_piece),
+                sgemm(rows, columns, depth, scale, piece(a, i, l, rows, depth, a_piece),
                       piece(b, l, j, depth, columns, b_piece), sum, PIECE_N, 1);
             }
             for (int64_t row = 0; row < rows; row++)
@@ -62,13 +63,13 @@ static void tile_gemm_converted(int64_t m, int64_t n, int64_t k, struct operand 
         }
 }
 
-void tile_gemm(int64_t m, int64_t n, int64_t k, struct operand a, struct operand b, void *c, int64_t ldc,
+void tile_gemm(int64_t m, int64_t n, int64_t k, float scale, struct operand a, struct operand b, void *c, int64_t ldc,
                glm52_dtype c_type, int add)
 {
     if (a.type == GLM52_DTYPE_F32 && b.type == GLM52_DTYPE_F32 && c_type == GLM52_DTYPE_F32)
-        sgemm(m, n, k, a, b, c, ldc, add);
+        sgemm(m, n, k, scale, a, b, c, ldc, add);
     else
-        tile_gemm_converted(m, n, k, a, b, c, ldc, c_type, add);
+        tile_gemm_converted(m, n, k, scale, a, b, c, ldc, c_type, add);
 }
 
 /* ---- the operation ---- */
@@ -108,8 +109,8 @@ void gemm_run(struct stream *s, const struct gemm *g, const void *a, const void 
 
         left.at = (const char *)left.at + batch * g->stride_a * (int64_t)dtype_size(g->a_type);
         right.at = (const char *)right.at + batch * g->stride_b * (int64_t)dtype_size(g->b_type);
-        tile_gemm(least(t.m, g->m - i), least(t.n, g->n - j), g->k, operand_at(left, i, 0), operand_at(right, 0, j), to,
-                  g->ldc, g->c_type, g->add);
+        tile_gemm(least(t.m, g->m - i), least(t.n, g->n - j), g->k, g->scale == 0 ? 1 : g->scale, operand_at(left, i, 0),
+                  operand_at(right, 0, j), to, g->ldc, g->c_type, g->add);
     }
 }
 

@@ -61,7 +61,7 @@ static void rows_product(struct stream *s, const struct grouped_gemm *g, const i
         struct operand x = {in, depth, 0, g->type};
         struct operand weight = {(const char *)w + t.group * g->stride * size, g->k, transposed, g->type};
 
-        tile_gemm(t.rows, t.columns, depth, operand_at(x, row, 0), operand_at(weight, 0, t.j),
+        tile_gemm(t.rows, t.columns, depth, 1, operand_at(x, row, 0), operand_at(weight, 0, t.j),
                   (char *)out + (row * columns + t.j) * size, columns, g->type, g->add);
     }
 }
@@ -99,7 +99,7 @@ void cpu_grouped_gemm_backward_weight(struct stream *s, const struct grouped_gem
         left = operand_at(left, first, i);
         left.transposed = 1;
         if (rows > 0)
-            tile_gemm(least(TILE_M, g->n - i), least(TILE_N, g->k - j), rows, left, operand_at(right, first, j),
+            tile_gemm(least(TILE_M, g->n - i), least(TILE_N, g->k - j), rows, 1, left, operand_at(right, first, j),
                       dw + group * g->stride + i * g->k + j, g->k, GLM52_DTYPE_F32, 1);
     }
     count_end(call);

@@ -123,7 +123,7 @@ void cpu_rmsnorm_backward(struct stream *s, const struct norm *n, const void *x,
         for (int64_t row = n->rows * block / blocks; row < n->rows * (block + 1) / blocks; row++)
             rmsnorm_backward_row(n, x, gain, rstd[row], dy, dx, partial, row);
     }
-    add_blocks(s, n, workspace, dgain, NULL);
+    if (dgain) add_blocks(s, n, workspace, dgain, NULL);
     count_end(call);
 }
 
