@@ -35,6 +35,7 @@ void layer_forward(const struct layer *m, const struct pass *f, const void *x, i
     if (m->full && !f->replay)
         indexer_forward(&m->indexer, f, m->index, u, at(f, m->mla.slots.q_latent), selected);
     tap(f, "topk", m->index, GLM52_DTYPE_I32, m->c->index_topk, selected);
+    label(f, "layer");
     f->ops->copy(f->stream, middle, x, bytes);
     mla_attend(&m->mla, f, selected, middle);
 

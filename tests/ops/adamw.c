@@ -21,7 +21,7 @@ CASE(clip, "above, below and at the limit, no limit, no gradient")
     check_clip(9.0, -1.0f, 1);
     check_clip(0.0, 1.0f, 1);
     check_clip(1.0, 1.0f, 1 / (1 + 1e-6));
-    check_clip(INFINITY, 1.0f, 0);
+    check_clip(INFINITY, 1.0f, -1); /* not finite: the update is to be skipped */
 }
 
 struct adamw_case {
@@ -113,6 +113,31 @@ CASE(adamw, "no gradient and no decay leave a parameter alone")
     array_push(c.rates);
     ops->adamw(device, &c.shape, c.rates->at, c.coefficient->at, c.gradient->at, c.m->at, c.v->at, NULL, c.w->at);
     check_exact(c.w, before);
+}
+
+CASE(adamw, "a negative coefficient leaves everything as it is, whatever the gradient")
+{
+    struct adamw_case c = adamw_case(1301, BF16);
+    double *before = doubles(1301), *zero = doubles(1301);
+
+    memcpy(before, c.w->value, 1301 * sizeof(double));
+    for (int i = 0; i < 1301; i++) {
+        c.parameter->value[i] = 3;
+        c.gradient->value[i] = NAN;
+        zero[i] = 0;
+    }
+    for (int i = 0; i < RATES; i++) c.rates->value[i] = 0.1;
+    c.coefficient->value[0] = -1;
+    array_push(c.parameter);
+    array_push(c.gradient);
+    array_push(c.rates);
+    array_push(c.coefficient);
+    ops->adamw(device, &c.shape, c.rates->at, c.coefficient->at, c.gradient->at, c.m->at, c.v->at, c.w->at, c.parameter->at);
+    check_exact(c.w, before);
+    check_exact(c.m, zero);
+    check_exact(c.v, zero);
+    for (int i = 0; i < 1301; i++) before[i] = 3;
+    check_exact(c.parameter, before);
 }
 
 BENCH(adamw, "8M in fp32")

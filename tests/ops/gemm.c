@@ -46,12 +46,12 @@ static void gemm_oracle(struct gemm_case *c)
     for (int64_t batch = 0; batch < g->batch; batch++)
         for (int64_t i = 0; i < g->m; i++)
             for (int64_t j = 0; j < g->n; j++) {
-                double *to = &c->want[batch * g->stride_c + i * g->ldc + j], sum = g->add ? *to : 0;
+                double *to = &c->want[batch * g->stride_c + i * g->ldc + j], sum = 0;
 
                 for (int64_t k = 0; k < g->k; k++)
                     sum += element(c->a->value + batch * g->stride_a, g->lda, g->transpose_a, i, k) *
                            element(c->b->value + batch * g->stride_b, g->ldb, g->transpose_b, k, j);
-                *to = sum;
+                *to = (g->add ? *to : 0) + sum * (g->scale == 0 ? 1 : (double)g->scale);
             }
 }
 
@@ -80,6 +80,7 @@ CASE(gemm, "every transposition, overwritten and added to, with gaps")
             shape.transpose_a = bits & 1;
             shape.transpose_b = bits >> 1 & 1;
             shape.add = bits >> 2;
+            shape.scale = bits & 1 ? 0.375f : 0;
             check_gemm(shape, 3 * gap);
         }
 }

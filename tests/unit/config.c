@@ -376,7 +376,7 @@ static const char *other_value(const struct option *o, char value[64])
     case OPTION_LAYERS:
         snprintf(value, 64, "%s", strstr(o->range, "full") ? "full,shared,full" : "sparse,dense,dense");
         break;
-    case OPTION_CHOICE: word_at(o->range, 2, value, 64); break;
+    case OPTION_CHOICE: word_at(o->range, 1, value, 64); break;
     case OPTION_STRING:
         if (*o->range) word_at(o->range, 0, value, 64);
         else snprintf(value, 64, "a \"q\\u\" \x01 \xe2\x82\xac");
