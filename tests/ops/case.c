@@ -32,11 +32,6 @@ static struct {
     } *scratch;
 } lab;
 
-static struct {
-    double best, spent, began;
-    int rounds;
-} clock_;
-
 /* ---- one case ---- */
 
 void lab_enter(const struct case_entry *entry, struct stream *stream, uint64_t seed)
@@ -323,89 +318,100 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* The best of some rounds; other work on the machine only ever makes a round slower. */
-static const double BENCH_SECONDS = 0.5;
-enum { BENCH_ROUNDS = 5, REFERENCE_ROUNDS = 5, REFERENCE_SIZE = 2048, COPY_BYTES = 1 << 26 };
+/* The best of some rounds; other work on the machine only ever makes a round slower. The reference runs now and then
+ * between the rounds, so that both have met the same machine. */
+static const double BENCH_SECONDS = 0.5, BETWEEN_REFERENCES = 0.1;
+enum { BENCH_ROUNDS = 5, REFERENCE_SIZE = 2048 };
 
-void bench_begin(void)
+static struct {
+    double best, spent, unreferenced, began; /* seconds */
+    int rounds;                              /* -1 before the first, which only warms up */
+    struct array *a, *b, *c;                 /* of the reference's matrix product; a copy takes a to c */
+    double gemm, copy;                       /* seconds at best */
+} clock_;
+
+static int on_cpu(void)
 {
-    clock_.best = INFINITY;
-    clock_.spent = 0;
-    clock_.rounds = -1; /* one round to warm up */
-    device_wait();
-    clock_.began = now();
+    return strcmp(ops->name, "cpu") == 0;
 }
 
-int bench_again(void)
+static struct array *reference_matrix(void)
 {
-    double t;
+    struct array *a = array_zero(on_cpu() ? GLM52_DTYPE_F32 : GLM52_DTYPE_BF16, REFERENCE_SIZE * REFERENCE_SIZE);
 
-    if (clock_.rounds < 0) { /* called before the first round */
-        clock_.rounds++;
-        clock_.began = now();
-        return 1;
-    }
-    device_wait();
-    t = now() - clock_.began;
-    if (clock_.rounds > 0 && t < clock_.best)
-        clock_.best = t;
-    clock_.spent += t;
-    if (++clock_.rounds > BENCH_ROUNDS && clock_.spent > BENCH_SECONDS)
-        return 0;
-    clock_.began = now();
-    return 1;
+    for (int64_t i = 0; i < a->count; i++) a->value[i] = (double)(i % 17 - 8) / 8;
+    array_push(a);
+    return a;
 }
 
-static double reference_gemm_round(float *a, float *b, float *c, const struct gemm *g)
+static void reference_gemm(void)
+{
+    int64_t n = REFERENCE_SIZE;
+    glm52_dtype type = clock_.a->type;
+    struct gemm g = {.m = n, .n = n, .k = n, .lda = n, .ldb = n, .ldc = n, .batch = 1,
+                     .a_type = type, .b_type = type, .c_type = type};
+
+    if (on_cpu())
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, REFERENCE_SIZE, REFERENCE_SIZE, REFERENCE_SIZE, 1,
+                    clock_.a->at, REFERENCE_SIZE, clock_.b->at, REFERENCE_SIZE, 0, clock_.c->at, REFERENCE_SIZE);
+    else
+        ops->gemm(device, &g, clock_.a->at, clock_.b->at, clock_.c->at);
+}
+
+static void reference_copy(void)
+{
+    ops->copy(device, clock_.c->at, clock_.a->at, array_bytes(clock_.a));
+}
+
+static double seconds_of(void (*work)(void))
 {
     double began = now();
 
-    if (strcmp(ops->name, "cpu") == 0)
-        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, REFERENCE_SIZE, REFERENCE_SIZE, REFERENCE_SIZE, 1, a,
-                    REFERENCE_SIZE, b, REFERENCE_SIZE, 0, c, REFERENCE_SIZE);
-    else
-        ops->gemm(device, g, a, b, c);
+    work();
     device_wait();
     return now() - began;
 }
 
-/* FLOP/s of the device's own matrix product. */
-static double reference_flops(void)
+static void reference_round(void)
 {
-    int64_t n = REFERENCE_SIZE;
-    glm52_dtype type = strcmp(ops->name, "cpu") == 0 ? GLM52_DTYPE_F32 : GLM52_DTYPE_BF16;
-    struct gemm g = {.m = n, .n = n, .k = n, .lda = n, .ldb = n, .ldc = n, .batch = 1,
-                     .a_type = type, .b_type = type, .c_type = type};
-    struct array *a = array_normal(type, n * n, 1), *b = array_normal(type, n * n, 1), *c = array_zero(type, n * n);
-    double best = INFINITY;
-
-    omp_set_num_threads(device->threads);
-    for (int i = 0; i <= REFERENCE_ROUNDS; i++)
-        best = fmin(best, reference_gemm_round(a->at, b->at, c->at, &g));
-    return 2.0 * (double)n * (double)n * (double)n / best;
+    clock_.gemm = fmin(clock_.gemm, seconds_of(reference_gemm));
+    clock_.copy = fmin(clock_.copy, seconds_of(reference_copy));
+    clock_.unreferenced = 0;
 }
 
-/* Bytes/s read and written by a copy. */
-static double reference_bytes(void)
+void bench_begin(void)
 {
-    struct array *from = array_workspace(COPY_BYTES), *to = array_workspace(COPY_BYTES);
-    double best = INFINITY;
+    clock_.a = reference_matrix();
+    clock_.b = reference_matrix();
+    clock_.c = reference_matrix();
+    clock_.best = clock_.gemm = clock_.copy = INFINITY;
+    clock_.spent = 0;
+    clock_.rounds = -1;
+    omp_set_num_threads(device->threads); /* the cpu's reference is BLAS with threads of its own */
+    reference_round();
+}
 
-    for (int i = 0; i <= REFERENCE_ROUNDS; i++) {
-        double began = now();
+int bench_again(void)
+{
+    if (clock_.rounds >= 0) {
+        double t;
 
-        ops->copy(device, to->at, from->at, COPY_BYTES);
         device_wait();
-        best = fmin(best, now() - began);
+        t = now() - clock_.began;
+        if (clock_.rounds > 0) clock_.best = fmin(clock_.best, t);
+        clock_.spent += t;
+        clock_.unreferenced += t;
+        if (clock_.unreferenced > BETWEEN_REFERENCES) reference_round();
     }
-    return 2.0 * COPY_BYTES / best;
+    if (++clock_.rounds > BENCH_ROUNDS && clock_.spent > BENCH_SECONDS) return 0;
+    clock_.began = now();
+    return 1;
 }
 
 void bench_rate(double flops, double bytes)
 {
-    double amount = flops > 0 ? flops : bytes;
-    double reference = flops > 0 ? reference_flops() : reference_bytes();
-    double rate = amount / clock_.best;
+    double rate = (flops > 0 ? flops : bytes) / clock_.best, n = REFERENCE_SIZE;
+    double reference = flops > 0 ? 2 * n * n * n / clock_.gemm : 2 * (double)array_bytes(clock_.a) / clock_.copy;
 
     printf("%-5s %-28s %-44s %9.3f ms %8.1f %s  %3.0f%% of %s\n", ops->name, lab.entry->op, lab.entry->text,
            1e3 * clock_.best, 1e-9 * rate, flops > 0 ? "GFLOP/s" : "GB/s   ", 100 * rate / reference,
