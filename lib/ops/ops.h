@@ -84,6 +84,22 @@ struct sparse_mla {
     double pairs;       /* selected ones */
 };
 
+/* Causal attention over whole documents, keys and values of every head in full (model.md 2.2, not absorbed). */
+struct dense_attention {
+    int64_t rows, keys;
+    int32_t heads, qk, v;   /* widths per head of queries and keys, and of values */
+    float scale;
+    int32_t fast;
+    glm52_dtype type;
+    double pairs;           /* visible ones */
+};
+
+/* Whose attention the indexer learns: main attention heads, absorbed (key_heads = 1) or in full (key_heads = heads). */
+struct teacher {
+    int32_t heads, key_heads, width;
+    float scale;
+};
+
 /* Sigmoid router (model.md 2.6). */
 struct route {
     int64_t rows;
@@ -103,8 +119,23 @@ struct swiglu {
     glm52_dtype type;
 };
 
+/* Auxiliary losses of the router (training.md 5): balance = coefficient * E / (k T^2) * sum_e count_e * sum_t s'[t,e] for
+ * each sequence, averaged over the sequences; z = z_coefficient * mean_t logsumexp(z_t)^2. */
+struct route_auxiliary {
+    int64_t rows;
+    int32_t experts, k, sequences;
+    float coefficient, z_coefficient;
+};
+
 struct head {
     int64_t rows, width, vocabulary;
+    glm52_dtype type;
+};
+
+/* End-to-end total variation of `depths` drafts against the trunk (training.md 3.4). */
+struct head_tv {
+    int64_t rows, width, vocabulary;
+    int32_t depths;
     glm52_dtype type;
 };
 
@@ -112,6 +143,20 @@ struct adamw {
     int64_t count;
     float beta1, beta2, epsilon, decay; /* decay: decoupled, times the learning rate */
     glm52_dtype type;                   /* of the parameter */
+};
+
+enum { MUON_STEPS = 16 };
+
+/* Muon on `batch` blocks of equal shape (training.md 4.1), each orthogonalised and scaled on its own. Row i, column j of
+ * block b lies at b * stride + i / group_rows * group_stride + i % group_rows * columns + j, in the gradient, momentum,
+ * master and parameter alike; a block of rows that follow one another has group_rows = rows. */
+struct muon {
+    int64_t batch, stride, rows, columns, group_rows, group_stride;
+    float momentum, decay, scale;        /* scale: of the orthogonalised block, 0.2 sqrt(max(rows, columns)) */
+    int32_t nesterov, classic;           /* classic: M = b M + G instead of b M + (1 - b) G */
+    int32_t steps;                       /* Newton-Schulz iterations */
+    float coefficient[MUON_STEPS][3];    /* a, b, c of each */
+    glm52_dtype type;                    /* of the parameter */
 };
 
 /* Values that change from step to step live in device memory, so that a captured step stays valid. */
@@ -161,6 +206,7 @@ struct ops {
                        const float *inverse_frequency, float *table);
     /* inverse = 1 rotates back, which is the backward. x and y may be the same array. */
     void (*rope)(struct stream *s, const struct rope *r, const float *table, const void *x, void *y);
+    /* A negative token stands for none: its row is 0 and passes nothing back. */
     void (*embed_forward)(struct stream *s, const struct embed *e, const int32_t *token, const void *table, void *y);
     void (*embed_backward)(struct stream *s, const struct embed *e, const int32_t *token, const void *dy, float *dtable);
 
@@ -193,6 +239,34 @@ struct ops {
                                 float *dkv, float *target, void *workspace);
     size_t (*sparse_mla_backward_bytes)(struct stream *s, const struct sparse_mla *a);
 
+    /* q [rows,heads,qk], k [keys,heads,qk], v [keys,heads,v], out [rows,heads,v], lse [rows,heads] fp32 (+inf: no key). Row t
+     * sees keys start[t] .. end[t] - 1. backward overwrites dq, dk, dv (the type of the others). */
+    size_t (*dense_attention_forward_bytes)(struct stream *s, const struct dense_attention *a);
+    void (*dense_attention_forward)(struct stream *s, const struct dense_attention *a, const void *q, const void *k,
+                                    const void *v, const int32_t *start, const int32_t *end, void *out, float *lse,
+                                    void *workspace);
+    size_t (*dense_attention_backward_bytes)(struct stream *s, const struct dense_attention *a);
+    void (*dense_attention_backward)(struct stream *s, const struct dense_attention *a, const void *q, const void *k,
+                                     const void *v, const int32_t *start, const int32_t *end, const void *out,
+                                     const float *lse, const void *dout, void *dq, void *dk, void *dv, void *workspace);
+
+    /* ---- indexer loss (training.md 1.4) ----
+     * kl[t] = sum_u p (log max(p, 1e-10) - log softmax(score[t])[u]) over the support of row t, 0 where it is empty.
+     * Gradients of sum_t row_weight[t] * kl[t]: dq like q, dkey [keys,width] fp32, dweight [rows,heads] fp32, all
+     * overwritten. Rows of weight 0 get a kl, but no gradient.
+     * selected: the support is `selected`, p = target as sparse_mla_backward gave it.
+     * dense: the support is start .. end; p = mean over the teacher's heads of softmax(scale * teacher_q . teacher_key)
+     * over the support, teacher_q [rows,heads,width], teacher_key [keys,key_heads,width]. Never rows x keys of memory. */
+    size_t (*index_kl_selected_bytes)(struct stream *s, const struct indexer *i);
+    void (*index_kl_selected)(struct stream *s, const struct indexer *i, const void *q, const void *key,
+                              const float *weight, const int32_t *selected, const float *target, const float *row_weight,
+                              float *kl, void *dq, float *dkey, float *dweight, void *workspace);
+    size_t (*index_kl_dense_bytes)(struct stream *s, const struct indexer *i, const struct teacher *t);
+    void (*index_kl_dense)(struct stream *s, const struct indexer *i, const struct teacher *t, const void *q,
+                           const void *key, const float *weight, const void *teacher_q, const void *teacher_key,
+                           const int32_t *start, const int32_t *end, const float *row_weight, float *kl, void *dq,
+                           float *dkey, float *dweight, void *workspace);
+
     /* ---- experts ---- */
     /* logits [rows,experts] fp32; chosen [rows,k] ascending: the k largest sigmoid + bias (ties: lower expert);
      * weight [rows,k] = sigmoid / (sum of the chosen + 1e-20) * scale (without the division if !normalize).
@@ -201,6 +275,17 @@ struct ops {
                           int32_t *chosen, float *weight);
     void (*route_backward)(struct stream *s, const struct route *r, const float *logits, const int32_t *chosen,
                            const float *dweight, float *dlogits);
+    /* Auxiliary losses on the unbiased sigmoids: s' = s / (sum s + 1e-20), count_e of the k largest s (no bias). Sequence n
+     * is rows sequence[n] .. sequence[n+1] - 1; rows of no sequence take part in nothing. dlogits is added to; *loss
+     * (balance + z, fp64) is added to. */
+    void (*route_auxiliary)(struct stream *s, const struct route_auxiliary *a, const float *logits,
+                            const int32_t *sequence, float *dlogits, double *loss);
+    /* counts[e] += assignments to expert e, of the rows with counted[t] != 0 (NULL: all). Whole numbers in fp32, exact to
+     * 2^24 per call and added in fp64: counts [experts] fp64. */
+    void (*count_experts)(struct stream *s, const struct route *r, const int32_t *chosen, const float *counted,
+                          double *counts);
+    /* bias[e] += rate * sign(mean(counts) - counts[e]). */
+    void (*balance_bias)(struct stream *s, int32_t experts, float rate, const double *counts, float *bias);
     /* Stable counting sort of assignments row*k+j by expert. offsets [experts+1]; source [rows*k]: sorted slot -> row*k+j;
      * place [rows*k]: row*k+j -> sorted slot. */
     size_t (*dispatch_sort_bytes)(struct stream *s, const struct dispatch *d);
@@ -223,6 +308,17 @@ struct ops {
     size_t (*head_loss_bytes)(struct stream *s, const struct head *h);
     void (*head_loss)(struct stream *s, const struct head *h, const void *x, const void *w, const int32_t *label,
                       const float *weight, float *loss, void *dx, float *dw, void *workspace);
+    /* hit[t] = 1 where the largest logit of row t (the first, if several) is label[t], else 0; 0 where label < 0. Chunked like
+     * head_loss, with its workspace. */
+    void (*head_hit)(struct stream *s, const struct head *h, const void *x, const void *w, const int32_t *label,
+                     float *hit, void *workspace);
+    /* target [rows,width] trunk hidden states, draft [depths,rows,width]. alpha[d,t] = sum_v min(p, q), p = softmax of the
+     * trunk at row t + d + 1, q = softmax of draft d at row t; loss[t] = 1 - mean over prefixes of the product of alphas.
+     * Rows with weight[t] = 0 have no complete chain: alpha and loss 0, their trunk rows are not read. dx [depths,rows,
+     * width] overwritten: gradient of sum_t weight[t] * loss[t] through the drafts alone; NULL: not wanted. */
+    size_t (*head_tv_bytes)(struct stream *s, const struct head_tv *h);
+    void (*head_tv)(struct stream *s, const struct head_tv *h, const void *target, const void *draft, const void *w,
+                    const float *weight, float *alpha, float *loss, void *dx, void *workspace);
 
     /* ---- arithmetic ---- */
     void (*add)(struct stream *s, int64_t count, glm52_dtype type, const void *x, void *y); /* y += x */
@@ -240,6 +336,11 @@ struct ops {
      * W = W (1 - lr decay) - lr mh / (sqrt(vh) + epsilon); adamw_clip_lr.json states the formula. */
     void (*adamw)(struct stream *s, const struct adamw *a, const float *rates, const float *coefficient,
                   const float *gradient, float *m, float *v, float *master, void *parameter);
+    /* X = U / max(|U|_F, 1e-7), transposed if rows > columns; per iteration A = X X^T, X = a X + (b A + c A A) X;
+     * W = W (1 - lr decay) - lr scale X. fp32 throughout. A block whose U is 0 only decays. */
+    size_t (*muon_bytes)(struct stream *s, const struct muon *m);
+    void (*muon)(struct stream *s, const struct muon *m, const float *rates, const float *coefficient,
+                 const float *gradient, float *momentum, float *master, void *parameter, void *workspace);
 };
 
 /* Opens a device on the host's memory. threads: cpu only, 0 = what OpenMP offers. */
