@@ -12,6 +12,10 @@ static const struct kind {
     const char *name;
     void (*run)(struct golden_case *c);
 } kinds[] = {
+    {"hf_forward", run_hf_forward},
+    {"ref_model", run_ref_model},
+    {"hf_bf16", run_hf_bf16},
+    {"topk_select", run_topk_select},
     {"rope", run_rope},
     {"adamw_clip_lr", run_adamw_clip_lr},
 };
