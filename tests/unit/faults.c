@@ -64,11 +64,13 @@ static int64_t fault_write(void *user, void *file, const void *buffer, size_t by
     return system_files.write(NULL, file, buffer, bytes, offset);
 }
 
+/* Syncing for real would only cost time: these tests do not cut the power. */
 static int64_t fault_sync(void *user, void *file)
 {
     struct faults *f = user;
 
-    return due(f) ? -f->error : system_files.sync(NULL, file);
+    (void)file;
+    return due(f) ? -f->error : 0;
 }
 
 static int64_t fault_close(void *user, void *file)
@@ -103,7 +105,8 @@ static int64_t fault_sync_directory(void *user, const char *path)
 {
     struct faults *f = user;
 
-    return due(f) ? -f->error : system_files.sync_directory(NULL, path);
+    (void)path;
+    return due(f) ? -f->error : 0;
 }
 
 static void note(void *user, glm52_log_level level, const char *message)
