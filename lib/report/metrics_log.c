@@ -122,6 +122,7 @@ glm52_status metrics_log_write(struct metrics_log *log, const char *const *names
 
 glm52_status metrics_log_close(struct metrics_log *log)
 {
+    if (!log->host) return GLM52_OK; /* never opened */
     const glm52_files *files = &log->host->files;
     int64_t error = log->file ? files->close(files->user, log->file) : 0;
     glm52_status status = error < 0 ? file_fail(error, "close", log->path) : GLM52_OK;
