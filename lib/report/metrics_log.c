@@ -57,6 +57,19 @@ static glm52_status read_kept(struct host *host, const char *path, uint64_t resu
 
 /* ---- open, write, close ------------------------------------------------------------------------------ */
 
+static glm52_status make_folder(struct host *host, const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    char *folder = slash && slash > path ? host_strdup(host, path) : NULL;
+
+    if (!slash || slash == path) return GLM52_OK;
+    if (!folder) return GLM52_E_NOMEM;
+    folder[slash - path] = 0;
+    glm52_status status = file_make_directories(host, folder);
+    host_free(host, folder, strlen(path) + 1, MEMORY_HOST); /* its NUL has moved */
+    return status;
+}
+
 /* The file is made beside its final name and renamed while open: it takes the old one's place at once or not at all. */
 static glm52_status create(struct metrics_log *log, const struct text *kept)
 {
@@ -88,7 +101,8 @@ glm52_status metrics_log_open(struct metrics_log *log, struct host *host, const 
     *log = (struct metrics_log){.host = host, .path = host_strdup(host, path)};
     if (!log->path) return GLM52_E_NOMEM;
     text_init(&kept, host);
-    glm52_status status = resume_step ? read_kept(host, path, resume_step, &kept) : GLM52_OK;
+    glm52_status status = make_folder(host, path);
+    if (!status && resume_step) status = read_kept(host, path, resume_step, &kept);
     if (!status) status = create(log, &kept);
     text_free(&kept);
     if (status) metrics_log_close(log);

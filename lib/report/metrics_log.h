@@ -12,7 +12,7 @@ struct metrics_log {
 };
 
 /* Starts the file anew, or with resume_step > 0 goes on after the lines of an earlier run, less those whose "step" is
- * above resume_step and those that are torn. The earlier file survives a failure. */
+ * above resume_step and those that are torn. Its folder is made if need be. The earlier file survives a failure. */
 glm52_status metrics_log_open(struct metrics_log *log, struct host *host, const char *path, uint64_t resume_step);
 /* One line. Whole numbers are written as integers; NaN and infinities, which JSON does not have, as null. */
 glm52_status metrics_log_write(struct metrics_log *log, const char *const *names, const double *values,

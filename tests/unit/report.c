@@ -86,12 +86,23 @@ START_TEST(resuming_without_an_earlier_file_starts_one)
 }
 END_TEST
 
-START_TEST(a_folder_that_is_not_there_is_named)
+START_TEST(its_folder_is_made_or_named)
 {
     struct metrics_log log;
+    char below[96], file[128];
 
-    ck_assert_int_eq(metrics_log_open(&log, &host, "/nonexistent/folder/metrics.jsonl", 0), GLM52_E_IO);
-    ck_assert(strstr(glm52_error_message(glm52_error_last()), "/nonexistent/folder/metrics.jsonl"));
+    snprintf(below, sizeof below, "%s/a", folder);
+    snprintf(file, sizeof file, "%s/b/metrics.jsonl", below);
+    ck_assert(!metrics_log_open(&log, &host, file, 0));
+    ck_assert(!metrics_log_close(&log));
+    ck_assert(!remove(file));
+    file[strlen(below) + 2] = 0;
+    ck_assert(!rmdir(file) && !rmdir(below));
+
+    ck_assert(!file_write_all(&host, path, "", 0));
+    snprintf(file, sizeof file, "%s/metrics.jsonl", path);
+    ck_assert_int_eq(metrics_log_open(&log, &host, file, 0), GLM52_E_IO);
+    ck_assert_str_eq(glm52_error_detail(glm52_error_last(), "path"), path);
     ck_assert(!metrics_log_close(&log));
 }
 END_TEST
@@ -129,7 +140,7 @@ int main(void)
     tcase_add_test(metrics, one_object_a_line);
     tcase_add_test(metrics, resuming_drops_later_and_torn_lines);
     tcase_add_test(metrics, resuming_without_an_earlier_file_starts_one);
-    tcase_add_test(metrics, a_folder_that_is_not_there_is_named);
+    tcase_add_test(metrics, its_folder_is_made_or_named);
     tcase_add_test(metrics, a_full_disk_is_a_status_and_the_earlier_file_survives);
     suite_add_tcase(suite, metrics);
 
