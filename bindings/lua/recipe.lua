@@ -1,0 +1,296 @@
+-- From a recipe's table and the command line to a config. Lua knows only the line of the call that got the table; a
+-- mistake in it is traced to the line of its key by reading the recipe's text from there.
+local core = require "glm52.core"
+
+local recipe = {
+  overrides = {},      -- list of {key, value}: key=value arguments, stronger than the recipe
+  command_line = nil,  -- as typed, where the command runs the recipe
+  last_line = nil,     -- what to print when the recipe has ended
+}
+
+-- Keys of a recipe that are no options of the library: how to run, not what.
+local own_keys = { plan = "boolean", resume = "boolean", stages = "table" }
+
+-- ---- errors ----------------------------------------------------------------------------------------------
+
+local error_metatable = {}  -- like the errors of the library, made here
+function error_metatable.__tostring(e)
+  return e.hint ~= "" and e.message .. "\n  " .. e.hint or e.message
+end
+
+function recipe.error(name, message, hint, details)
+  error(setmetatable({ name = name, message = message, hint = hint or "", details = details or {} }, error_metatable), 0)
+end
+
+function recipe.is_error(value)
+  return type(value) == "table" and type(value.message) == "string" and type(value.name) == "string"
+end
+
+-- ---- where a key stands ----------------------------------------------------------------------------------
+
+-- Lexical elements of Lua text from `position`: calls visit(kind, text, line) with kind "name", "string" or the symbol
+-- itself, until it returns true.
+local function scan(text, position, line, visit)
+  while position <= #text do
+    local from, to, content = position, nil, nil
+    local kind
+    if text:find("^\n", from) then
+      to = from
+    elseif text:find("^%s", from) then
+      to = select(2, text:find("^[^%S\n]+", from))
+    elseif text:find("^%-%-", from) and not text:find("^%-%-%[=*%[", from) then
+      to = (text:find("\n", from, true) or #text + 1) - 1
+    elseif text:find("^%-?%-?%[=*%[", from) then
+      local level = text:match("^%-?%-?%[(=*)%[", from)
+      to = select(2, text:find("]" .. level .. "]", from, true)) or #text
+    elseif text:find("^[\"']", from) then
+      local quote = text:sub(from, from)
+      to = from + 1
+      while to < #text and text:sub(to, to) ~= quote do
+        to = to + (text:sub(to, to) == "\\" and 2 or 1)
+      end
+      kind, content = "string", text:sub(from + 1, to - 1)
+    elseif text:find("^[%a_]", from) then
+      to = select(2, text:find("^[%w_]+", from))
+      kind, content = "name", text:sub(from, to)
+    elseif text:find("^[%w.]", from) then
+      to = select(2, text:find("^[%w.]+", from))
+    else
+      to = text:find("^[=~<>]=", from) and from + 1 or from
+      kind, content = text:sub(from, to), text:sub(from, to)
+    end
+    if kind and visit(kind, content, line) then return end
+    line = line + select(2, text:sub(from, to):gsub("\n", ""))
+    position = to + 1
+  end
+end
+
+-- Line of `key` ("optim.lr") in the table constructors of `text` from `line` on, or nil: in the first one, or in all
+-- that begin up to line `last`.
+function recipe.line_of(text, line, key, last)
+  local position = 1
+  for _ = 2, line do position = (text:find("\n", position, true) or #text) + 1 end
+
+  local path, name, name_line, found = {}, nil, nil, nil
+  scan(text, position, line, function(kind, content, at)
+    if last and at > last and #path == 0 then
+      return true
+    elseif kind == "{" then
+      path[#path + 1] = name or ""
+      name = nil
+    elseif kind == "}" and #path > 0 then
+      path[#path] = nil
+      if #path == 0 and not last then return true end
+    elseif kind == "=" and name and #path > 0 then
+      local whole = table.concat(path, ".", 2)
+      if (whole == "" and name or whole .. "." .. name) == key then found = name_line end
+      return found ~= nil
+    elseif kind == "name" or kind == "string" then
+      name, name_line = content, at
+    elseif kind ~= "]" and kind ~= "[" then
+      name = nil
+    end
+  end)
+  return found
+end
+
+local function read_file(path)
+  local file = io.open(path, "r")
+  if not file then return nil end
+  local text = file:read("a")
+  file:close()
+  return text
+end
+
+-- Where the table came from: {file, line} of the call `level` functions up, as seen by the caller.
+function recipe.caller(level)
+  local where = debug.getinfo(level + 1, "Sl")
+  if not where or where.currentline < 1 then  -- a tail call left no trace
+    local script = type(arg) == "table" and arg[0]
+    return { name = script, file = script, line = 1 }
+  end
+  return { name = where.short_src, file = where.source:match("^@(.*)"), line = where.currentline }
+end
+
+local function place_of(caller, key)
+  if not caller.name then return "" end
+  local text = caller.file and read_file(caller.file)
+  local line = text and (recipe.line_of(text, caller.line, key) or recipe.line_of(text, 1, key, caller.line)
+    or recipe.line_of(text, caller.line, (key:match("^[^.]+"))))
+  return string.format("%s:%d: ", caller.name, line or caller.line)
+end
+
+local function overridden(key)
+  for _, override in ipairs(recipe.overrides) do
+    if override.key == key then return override end
+  end
+end
+
+-- The same failure with the place of its key in front.
+local function locate(failure, caller)
+  if not recipe.is_error(failure) then return failure end
+  local key = failure.details.key
+  local from_command = key and overridden(key)
+  local place = ""
+  if from_command then
+    place = string.format("argument %s=%s: ", from_command.key, from_command.value)
+  elseif key then
+    place = place_of(caller, key)
+  end
+  return setmetatable({ status = failure.status, name = failure.name, message = place .. failure.message,
+    hint = failure.hint, details = failure.details }, error_metatable)
+end
+
+-- Calls f(...); its failure names the place of its key in the recipe.
+function recipe.located(caller, f, ...)
+  local results = table.pack(pcall(f, ...))
+  if not results[1] then error(locate(results[2], caller), 0) end
+  return table.unpack(results, 2, results.n)
+end
+
+-- ---- key=value arguments ---------------------------------------------------------------------------------
+
+-- Takes key=value arguments (and --resume) out of a list of arguments and makes them overrides.
+function recipe.take_arguments(arguments)
+  local kept = 0
+  for i = 1, #arguments do
+    local argument = arguments[i]
+    local key, value = argument:match("^([%l][%l%d_]*[%l%d_.]*)=(.*)$")
+    arguments[i] = nil
+    if argument == "--resume" then key, value = "resume", "true" end
+    if key then
+      table.insert(recipe.overrides, 1, { key = key, value = value })  -- the last one wins
+    else
+      kept = kept + 1
+      arguments[kept] = argument
+    end
+  end
+end
+
+-- What to do to go on with an interrupted run.
+function recipe.resume_hint()
+  return recipe.command_line and "go on with: " .. recipe.command_line .. " --resume"
+    or "go on with resume = true in the recipe"
+end
+
+-- Value of an override as text, or nil.
+function recipe.override(key)
+  local override = overridden(key)
+  return override and override.value
+end
+
+-- ---- the table -------------------------------------------------------------------------------------------
+
+local function json_string(text)
+  return '"' .. text:gsub('[%c"\\]', function(c) return string.format("\\u%04x", c:byte()) end) .. '"'
+end
+
+local function json_number(value, key)
+  if value ~= value or value == math.huge or value == -math.huge then
+    recipe.error("GLM52_E_INVALID", string.format("%s = %s is not a number", key, value), "", { key = key })
+  end
+  local whole = math.tointeger(value)  -- 1e9 is a float in Lua, and means an integer
+  return whole and string.format("%d", whole) or (string.format("%.17g", value):gsub(",", "."))
+end
+
+local to_json
+
+local function json_list(list, key)
+  local items = {}
+  for i, item in ipairs(list) do items[i] = to_json(item, key) end
+  return "[" .. table.concat(items, ",") .. "]"
+end
+
+local function json_object(object, key)
+  local names, items = {}, {}
+  for name in pairs(object) do
+    if type(name) ~= "string" then
+      recipe.error("GLM52_E_INVALID",
+        string.format("%s has an entry without a name: %s", key or "the recipe", tostring(object[name])),
+        "write name = value", { key = key })
+    end
+    names[#names + 1] = name
+  end
+  table.sort(names)
+  for i, name in ipairs(names) do
+    local path = key and key .. "." .. name or name
+    items[i] = json_string(name) .. ":" .. to_json(object[name], path)
+  end
+  return "{" .. table.concat(items, ",") .. "}"
+end
+
+function to_json(value, key)
+  local kind = math.type(value) and "number" or type(value)
+  if kind == "table" then
+    local list = #value > 0 or (next(value) == nil and key and key:find(".", 1, true))
+    return list and json_list(value, key) or json_object(value, key)
+  elseif kind == "string" then
+    return json_string(value)
+  elseif kind == "number" then
+    return json_number(value, key)
+  elseif kind == "boolean" then
+    return tostring(value)
+  end
+  recipe.error("GLM52_E_INVALID", string.format("%s is a %s; an option is a number, a text, true, false or a list",
+    key, kind), "", { key = key })
+end
+
+-- Splits a recipe's table into its own keys and the options of the library; overrides of own keys are applied.
+function recipe.split(given)
+  local own, options = {}, {}
+  for key, value in pairs(given) do
+    (own_keys[key] and own or options)[key] = value
+  end
+  for key, kind in pairs(own_keys) do
+    local text = recipe.override(key)
+    if text == "true" or text == "false" then own[key] = text == "true" elseif text then own[key] = text end
+    if own[key] ~= nil and type(own[key]) ~= kind then
+      recipe.error("GLM52_E_INVALID", string.format("%s = %s is not a %s", key, tostring(own[key]), kind),
+        kind == "boolean" and "it is true or false" or "",
+        { key = key })
+    end
+  end
+  if own.stages then
+    recipe.error("GLM52_E_UNSUPPORTED", "stages: training in several stages is not available yet",
+      "describe one stage with train = {...} and optim = {...}", { key = "stages" })
+  end
+  return own, options
+end
+
+-- f(...), whose failure is that of the option `key`.
+local function blaming(key, f, ...)
+  local done, result = pcall(f, ...)
+  if not done and recipe.is_error(result) then recipe.error(result.name, result.message, result.hint, { key = key }) end
+  if not done then error(result, 0) end
+  return result
+end
+
+-- The config that options and overrides describe, validated. The shape of a model from the hub is read right away, so
+-- that everything can be checked against it.
+function recipe.config(context, options)
+  local config = core.config(context)
+  config:load_json(to_json(options))
+  for i = #recipe.overrides, 1, -1 do
+    local override = recipe.overrides[i]
+    if not own_keys[override.key] then config:set(override.key, override.value) end
+  end
+  local hub = config:get "model.hub"
+  if hub ~= "" then blaming("model.hub", config.load_hub, config, hub .. "/config.json") end
+  config:validate()
+  return config
+end
+
+-- A context on the device that the recipe names: it comes before the config.
+function recipe.context(options, log)
+  local device = recipe.override("device") or options.device or "cpu"
+  if type(device) ~= "string" then
+    recipe.error("GLM52_E_INVALID", "device = " .. tostring(device) .. " is not a text", 'write device = "cpu"',
+      { key = "device" })
+  elseif device == "meta" then
+    recipe.error("GLM52_E_INVALID", "device = meta counts and computes nothing: it cannot train",
+      "ask for the plan: plan = true, or `glm52 plan RECIPE`", { key = "device" })
+  end
+  return blaming("device", core.context, { device = device, log = log })
+end
+
+return recipe
