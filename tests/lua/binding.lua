@@ -1,0 +1,170 @@
+-- The Lua binding below recipes: handles, errors, values, numbers as text. Usage: lua5.4 binding.lua MODULE_FOLDER TEXT;
+-- prints TAP.
+package.cpath = arg[1] .. "/?.so"
+local glm52 = require "glm52"
+local recipe, show, plot = require "glm52.recipe", require "glm52.show", require "glm52.plot"
+
+local count = 0
+local function case(name, f)
+  count = count + 1
+  local done, reason = xpcall(f, debug.traceback)
+  print(string.format("%sok %d - %s", done and "" or "not ", count, name))
+  if not done then print((tostring(reason):gsub("[^\n]+", "# %0"))) end
+end
+
+local function equal(got, expected)
+  if got ~= expected then error(string.format("got %s, expected %s", tostring(got), tostring(expected)), 2) end
+end
+
+local function failure(f, ...)
+  local done, problem = pcall(f, ...)
+  assert(not done, "should have failed")
+  return problem
+end
+
+local shape = [[{"model": {"preset": "tiny", "num_hidden_layers": 2, "hidden_size": 32}}]]
+local function tiny_model()
+  local context = glm52.context { threads = 1 }
+  local config = glm52.config(context)
+  config:load_json(shape)
+  return glm52.model(context, config), config, context
+end
+
+case("errors are objects with status, message, hint and details", function()
+  local config = glm52.config(glm52.context())
+  local problem = failure(config.set, config, "optim.lrr", "1")
+  equal(problem.status, -2)
+  equal(problem.name, "GLM52_E_INVALID")
+  equal(problem.details.key, "optim.lrr")
+  equal(problem.details.tensor, nil)
+  equal(tostring(problem), "optim.lrr: no such option; did you mean optim.lr?")
+end)
+
+case("a closed handle and one of another class are refused", function()
+  local model, config, context = tiny_model()
+  local another = failure(glm52.model, context, context)
+  assert(tostring(another):find("glm52.config expected"), another)
+  model:close()
+  model:close()
+  equal(failure(model.describe, model).name, "GLM52_E_HANDLE")
+  equal(tostring(model), "glm52.model: closed")
+  equal(getmetatable(model), "glm52.model")
+  do local scoped <close> = config end
+  equal(failure(config.validate, config).name, "GLM52_E_HANDLE")
+end)
+
+case("handles may die in any order", function()
+  for order = 1, 6 do
+    local model, config, context = tiny_model()
+    local optimizer = glm52.optimizer(model)
+    local step = glm52.step(model, optimizer)
+    local all = { context, config, model, optimizer, step }
+    for i = 1, 5 do all[(i * order) % 5 + 1]:close() end
+    model, config, context, optimizer, step, all = nil, nil, nil, nil, nil, nil
+    collectgarbage()
+  end
+end)
+
+case("a model's parameters can be read", function()
+  local model = tiny_model()
+  local tensors, elements = model:parameter_count()
+  local sum = 0
+  for i = 1, tensors do
+    local parameter, size = model:parameter(i), 1
+    for _, n in ipairs(parameter.shape) do size = size * n end
+    sum = sum + size
+  end
+  equal(sum, elements)
+  local norm = model:value "model.norm.weight"
+  equal(#norm, 32)
+  equal(norm[1], 1)
+  equal(norm.shape[1], 32)
+  assert(tostring(failure(model.value, model, "model.norm.weigh")):find("model.norm.weigh", 1, true))
+end)
+
+case("a batch trains a model, and its gradients can be read", function()
+  local model, config, context = tiny_model()
+  local batch = glm52.batch(context)
+  batch:set("tokens", { ("And God said, Let there be light"):byte(1, -1) })
+  batch:set("cu_seqlens", { 0, 14, 32 })
+  equal(select(2, batch:tokens()), 2)
+  equal(batch:get("labels")[14], -100)
+  local step = glm52.step(model, glm52.optimizer(model), config)
+  step:run(batch)
+  local before = step:metric "loss"
+  for _ = 1, 5 do step:run { batch } end
+  assert(step:metrics().loss < before)
+  local squares = 0
+  for _, g in ipairs(model:gradient "lm_head.weight") do squares = squares + g * g end
+  assert(squares > 0)
+  local problem = failure(batch.set, batch, "cu_seqlens", { 0, 7, 7, 32 })
+  assert(tostring(problem):find("rise", 1, true), tostring(problem))
+end)
+
+case("a dataset gives packs by number", function()
+  local context = glm52.context()
+  local config = glm52.config(context)
+  config:load_json(shape)
+  config:set("data.text", arg[2])
+  config:set("data.pack_tokens", 100)
+  local dataset, a, b = glm52.dataset(context, config), glm52.batch(context), glm52.batch(context)
+  dataset:seek(7)
+  dataset:next(a)
+  dataset:next(a)
+  dataset:seek(8)
+  dataset:next(b)
+  equal(table.concat(a:get "tokens", " "), table.concat(b:get "tokens", " "))
+  assert(dataset:held_out_packs() > 0)
+  failure(dataset.held_out, dataset, dataset:held_out_packs(), a)
+end)
+
+case("generation continues a prompt, the same way for a seed", function()
+  local model = tiny_model()
+  local one, same = model:generate({ 72, 105 }, 8, 1.0, 3), model:generate({ 72, 105 }, 8, 1.0, 3)
+  equal(table.concat(one, " "), table.concat(same, " "))
+  assert(#one <= 8)
+end)
+
+case("key=value arguments are taken out, the last one wins", function()
+  local arguments = { "text=1", "a.txt", "optim.lr=3", "--resume", "./x=y", "optim.lr=4" }
+  recipe.take_arguments(arguments)
+  equal(table.concat(arguments, " "), "a.txt ./x=y")
+  equal(recipe.override "optim.lr", "4")
+  equal(recipe.override "resume", "true")
+  equal(recipe.override "text", "1")
+  recipe.overrides = {}
+end)
+
+case("the line of a key", function()
+  local text = table.concat({ "-- a = 1", "f {", "  a = 'b = 2', --[[ b = ", "3 ]] b = { c = 4,", "[\"d\"] = { e = {} } },",
+    "  f = x == y, g = [==[ h = 5 ", "]==], h = 6", "}", "z = { h = 7 }" }, "\n")
+  for key, line in pairs { a = 3, b = 4, ["b.c"] = 4, ["b.d"] = 5, ["b.d.e"] = 5, f = 6, g = 6, h = 7 } do
+    equal(recipe.line_of(text, 2, key), line)
+  end
+  for _, key in ipairs { "c", "x", "y", "z", "b.h", "e" } do equal(recipe.line_of(text, 2, key), nil) end
+  equal(recipe.line_of(text, 8, "h"), 9)
+end)
+
+case("numbers as people read them", function()
+  equal(show.bytes(0), "0 B")
+  equal(show.bytes(999), "999 B")
+  equal(show.bytes(1000), "1.00 kB")
+  equal(show.bytes(2.97e12), "2.97 TB")
+  equal(show.bytes(999999), "1.00 MB")
+  equal(show.si(1.234e15), "1.23 P")
+  equal(show.count(9843), "9.84k")
+  equal(show.duration(71.6), "1:12")
+  equal(show.duration(3 * 3600 + 25 * 60 + 45), "3:25:45")
+  equal(show.duration(0 / 0), "?")
+end)
+
+case("a picture holds its curves, and copes with none", function()
+  local picture = plot.loss("a & b", { { 1, 5 }, { 2, 0 / 0 }, { 3, 4 } }, { { 3, 4.5 } })
+  assert(picture:find("a &amp; b", 1, true) and picture:find("<circle", 1, true) and not picture:find("nan", 1, true))
+  assert(plot.loss("empty", {}, {}):find("</svg>", 1, true))
+  local long = {}
+  for i = 1, 100000 do long[i] = { i, 3 } end
+  assert(#plot.loss("long", long, {}) < 200000)
+end)
+
+print("1.." .. count)
