@@ -1,5 +1,5 @@
--- The released GLM-5.2, 744B parameters, as one rank would have to hold it to train on one pack of 4096 tokens: what that
--- takes, found without taking it.
+-- The released GLM-5.2, 744B parameters, as one rank would have to hold it to train on one pack of 4096 tokens: what
+-- that takes, found without taking it.
 --
 --   glm52 plan examples/glm52.lua
 local glm52 = require "glm52"

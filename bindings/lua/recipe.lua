@@ -19,7 +19,8 @@ function error_metatable.__tostring(e)
 end
 
 function recipe.error(name, message, hint, details)
-  error(setmetatable({ name = name, message = message, hint = hint or "", details = details or {} }, error_metatable), 0)
+  local failure = { name = name, message = message, hint = hint or "", details = details or {} }
+  error(setmetatable(failure, error_metatable), 0)
 end
 
 function recipe.is_error(value)

@@ -39,7 +39,7 @@ static int catch_interrupts(lua_State *L)
     glm52_context *context = handle_get(L, 1, &context_class);
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
 
-    if (atomic_load(&interruptible)) return throw_error(L, GLM52_E_STATE, "another run is training in this process", "");
+    if (atomic_load(&interruptible)) return throw_error(L, GLM52_E_STATE, "another run trains in this process", "");
     received = 0;
     atomic_store(&interruptible, glm52_context_ref(context));
     sigemptyset(&action.sa_mask);

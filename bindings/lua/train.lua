@@ -3,7 +3,7 @@
 -- With `out` set, that directory holds
 --     metrics.jsonl, loss.svg     measurements
 --     config.json, *.safetensors  the trained model in the hub layout, written at the end
---     state/, run.json            what it takes to go on, written every train.save_every steps, on Ctrl-C and at the end
+--     state/, run.json            what it takes to go on: written every train.save_every steps, on Ctrl-C, at the end
 local core = require "glm52.core"
 local recipe = require "glm52.recipe"
 local plot = require "glm52.plot"
@@ -53,8 +53,9 @@ local function read_state(self)
   return { finished = finished == "true", step = math.tointeger(step), config = config }
 end
 
--- Options that a resumed run must share with the state: the weights and the position in the data depend on them.
-local free = { ["model.preset"] = true, ["model.hub"] = true, ["data.text"] = true }  -- the same thing may lie elsewhere
+-- Options that a resumed run must share with the state, for the weights and the position in the data depend on them;
+-- names of things that may lie elsewhere by now are free.
+local free = { ["model.preset"] = true, ["model.hub"] = true, ["data.text"] = true }
 
 local function must_agree(key)
   return (key:find("^model%.") or key:find("^data%.") or key == "train.seed") and not free[key]
@@ -80,7 +81,7 @@ local function look_for_state(self, resume)
   local before = read_state(self)
   if resume and before then
     compare_with_state(self, before)
-    self.resumes = before
+    self.resumes = true
   elseif before and not before.finished and resume == nil then
     recipe.error("GLM52_E_STATE", string.format("%s holds the state of a run that stopped at step %d", self.out,
       before.step), recipe.resume_hint() .. "; resume=false starts anew and replaces it", { key = "out" })
@@ -93,7 +94,7 @@ end
 
 local function resume(self)
   self.dataset:seek(self.step:resume(self.out .. "/state"))
-  self.at.step = self.resumes.step
+  self.at.step = math.tointeger(self.step:metric "step")
   say("resume", string.format("after step %d", self.at.step))
 end
 
@@ -171,6 +172,7 @@ local function train_loop(self)
   end
   evaluate(self, held_out_batches(self, packs_at_end))
   if self.at.loss then self.progress:show(self.at, true) end
+  if self.out ~= "" then save_state(self, false) end
 end
 
 -- ---- the end ---------------------------------------------------------------------------------------------
@@ -207,7 +209,6 @@ local function finish(self)
     say("trained", string.format("%d steps in %s", trained, show.duration(system.seconds() - self.progress.begin)))
   end
   if self.out ~= "" then
-    save_state(self, false)
     self.model:save(self.out)
     draw(self)
     reload(self)
@@ -232,6 +233,12 @@ local function stop(self)
   recipe.error("GLM52_E_CANCELLED", at .. "; its state is in " .. self.out, recipe.resume_hint(), { signal = signal })
 end
 
+-- After Ctrl-C when training is over and its state saved.
+local function stop_late(self)
+  recipe.error("GLM52_E_CANCELLED", "interrupted while the trained model was saved and checked; its state is in " ..
+    self.out, recipe.resume_hint(), { signal = system.interrupted() })
+end
+
 local function was_cancelled(failure)
   return recipe.is_error(failure) and failure.name == "GLM52_E_CANCELLED"
 end
@@ -244,6 +251,7 @@ local function train(options, own)
   self.progress:finish()
   if not done and was_cancelled(result) then done, result = pcall(stop, self) end
   if done then done, result = pcall(finish, self) end
+  if not done and was_cancelled(result) and not result.details.signal then done, result = pcall(stop_late, self) end
   system.release_interrupts()
   if not done then error(result, 0) end
   return result

@@ -246,6 +246,7 @@ glm52_status step_resume(struct step *s, const char *directory)
     safetensors_close(&file);
     if (status) return status;
     s->optimizer->step = step;
+    s->metric[METRIC_STEP] = (double)step;
     s->packs = packs;
     return GLM52_OK;
 }

@@ -1,5 +1,5 @@
--- The Lua binding below recipes: handles, errors, values, numbers as text. Usage: lua5.4 binding.lua MODULE_FOLDER TEXT;
--- prints TAP.
+-- The Lua binding below recipes: handles, errors, values, numbers as text.
+-- Usage: lua5.4 binding.lua MODULE_FOLDER TEXT; prints TAP.
 package.cpath = arg[1] .. "/?.so"
 local glm52 = require "glm52"
 local recipe, show, plot = require "glm52.recipe", require "glm52.show", require "glm52.plot"
@@ -136,8 +136,8 @@ case("key=value arguments are taken out, the last one wins", function()
 end)
 
 case("the line of a key", function()
-  local text = table.concat({ "-- a = 1", "f {", "  a = 'b = 2', --[[ b = ", "3 ]] b = { c = 4,", "[\"d\"] = { e = {} } },",
-    "  f = x == y, g = [==[ h = 5 ", "]==], h = 6", "}", "z = { h = 7 }" }, "\n")
+  local text = table.concat({ "-- a = 1", "f {", "  a = 'b = 2', --[[ b = ", "3 ]] b = { c = 4,",
+    "[\"d\"] = { e = {} } },", "  f = x == y, g = [==[ h = 5 ", "]==], h = 6", "}", "z = { h = 7 }" }, "\n")
   for key, line in pairs { a = 3, b = 4, ["b.c"] = 4, ["b.d"] = 5, ["b.d.e"] = 5, f = 6, g = 6, h = 7 } do
     equal(recipe.line_of(text, 2, key), line)
   end

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Recipes as a user runs them: mistakes and where they point, plans, a short run with all it leaves, Ctrl-C and going on.
+# Recipes as a user runs them: mistakes and where they point, plans, a short run with all it leaves, Ctrl-C, going on.
 # Usage: recipes.sh GLM52 MODULE_FOLDER EXAMPLES; prints TAP.
 set -u
 glm52=$(realpath "$1") modules=$(realpath "$2") examples=$(realpath "$3")
@@ -40,7 +40,8 @@ last_line() { [ "$(tail -n 1 "$1" | sed 's/[0-9]\.[0-9]*$/N/')" = "$2" ]; }
 
 # Some text with something to learn.
 awk 'BEGIN { split("light darkness water heaven earth day night tree river stone", w, " ")
-    for (i = 0; i < 900; i++) print "And the " w[i % 10 + 1] " was upon the " w[i * 7 % 9 + 2] " of the " w[i * 3 % 10 + 1] "." }' >text
+    for (i = 0; i < 900; i++)
+        print "And the " w[i % 10 + 1] " was upon the " w[i * 7 % 9 + 2] " of the " w[i * 3 % 10 + 1] "." }' >text
 
 # The smallest model there is, so that a step takes no time. Line numbers below count from here.
 cat >small.lua <<'END'
@@ -69,7 +70,8 @@ answers "a wrong value" 1 "glm52: recipe.lua:7: train.steps = -6 is out of range
     "$glm52" train recipe.lua
 replaced 's/document_tokens = 128/document_tokens = 512/'
 answers "values that contradict each other" 1 \
-    "glm52: recipe.lua:5: data.document_tokens = 512 is more than data.pack_tokens = 256; nearest: 256" "$glm52" train recipe.lua
+    "glm52: recipe.lua:5: data.document_tokens = 512 is more than data.pack_tokens = 256; nearest: 256" \
+    "$glm52" train recipe.lua
 replaced 's/text = "text"/text = print/'
 answers "a value of no use" 1 \
     "glm52: recipe.lua:5: data.text is a function; an option is a number, a text, true, false or a list" \
@@ -106,7 +108,8 @@ holds "nothing was written by runs that failed" test ! -e small
 
 "$glm52" plan small.lua >out 2>err
 holds "a plan shows memory, FLOPs and time" \
-    awk '/^  optimizer .*moments/ { m = 1 } /^  total/ { f = 1 } /FLOP\/s sustained/ { t = 1 } END { exit !(m && f && t) }' out
+    awk '/^  optimizer .*moments/ { m = 1 } /^  total/ { f = 1 } /FLOP\/s sustained/ { t = 1 }
+        END { exit !(m && f && t) }' out
 holds "a plan trains nothing" test ! -e small
 "$glm52" plan "$examples/glm52.lua" >out 2>err
 holds "the plan of the full model" grep -q '^model .*78 layers (3 dense + 75 MoE), 743' out
@@ -125,8 +128,8 @@ holds "it shows that the saved model loads again" grep -q 'small loads again to 
 holds "it leaves model, measurements and picture" \
     test -s small/config.json -a -s small/model.safetensors -a -s small/metrics.jsonl -a -s small/loss.svg
 holds "a line of metrics per step and evaluation" \
-    awk '/"loss":/ { steps++ } /"held_out_loss":/ { evaluations++ } END { exit !(steps == 6 && evaluations == 2) }' \
-    small/metrics.jsonl
+    awk '/"loss":/ { steps++ } /"held_out_loss":/ { evaluations++ }
+        END { exit !(steps == 6 && evaluations == 2) }' small/metrics.jsonl
 cp small/model.safetensors uninterrupted
 
 env LUA_CPATH="$modules/?.so" lua5.4 small.lua train.steps=2 out=other >out 2>err
@@ -163,7 +166,8 @@ step=$(sed -n 's/.*"step":\([0-9]*\),"config.*/\1/p' small/run.json)
 "$glm52" train small.lua --resume "train.steps=$((step + 2))" >out 2>err
 holds "it goes on" last_line out "held-out loss N"
 holds "with every step measured once" \
-    awk -v last=$((step + 2)) -F '[:,]' '/"loss":/ { n++; if (n != $2) exit } END { exit n != last }' small/metrics.jsonl
+    awk -v last=$((step + 2)) -F '[:,]' '/"loss":/ { n++; if (n != $2) exit }
+        END { exit n != last }' small/metrics.jsonl
 "$glm52" train small.lua train.steps=2 out=two optim.decay_steps=6 >out 2>err
 "$glm52" train small.lua out=two optim.decay_steps=6 --resume >out 2>err
 holds "a resumed run ends with the weights of an uninterrupted one" cmp uninterrupted two/model.safetensors
