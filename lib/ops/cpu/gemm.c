@@ -6,8 +6,9 @@
 #include "ops/cpu/cpu.h"
 #include "ops/cpu/row.h"
 
-/* A tile this large runs at BLAS's own rate on one core; halving stops before packing costs too much. */
-enum { TILE_M = 256, TILE_N = 512, TILE_SMALLEST = 128 * 256, TILES_WANTED = 16 };
+/* A tile of TILE x TILE runs at BLAS's own rate on one core. It is halved until there are TILES_WANTED, or it has
+ * SMALL elements, below which packing costs too much; but TILES_NEEDED are worth tiles of SMALLEST. */
+enum { TILE = 512, TILES_WANTED = 16, SMALL = 256 * 256, TILES_NEEDED = 4, SMALLEST = 128 * 128 };
 
 /* Pieces of a tile for operands that are not fp32; their copies live on the stack. */
 enum { PIECE_M = 64, PIECE_N = 128, PIECE_K = 256 };
@@ -81,13 +82,16 @@ struct tiling {
 
 static struct tiling choose_tiling(const struct gemm *g)
 {
-    struct tiling t = {.m = least(TILE_M, g->m), .n = least(TILE_N, g->n)};
+    struct tiling t = {.m = least(TILE, g->m), .n = least(TILE, g->n)};
 
     for (;;) {
+        int64_t count, area = t.m * t.n;
+
         t.rows = (g->m + t.m - 1) / t.m;
         t.columns = (g->n + t.n - 1) / t.n;
-        if (t.rows * t.columns * g->batch >= TILES_WANTED || t.m * t.n <= TILE_SMALLEST) return t;
-        if (t.m > t.n)
+        count = t.rows * t.columns * g->batch;
+        if (count >= TILES_WANTED || area <= SMALLEST || (count >= TILES_NEEDED && area <= SMALL)) return t;
+        if (t.m >= t.n)
             t.m = (t.m + 1) / 2;
         else
             t.n = (t.n + 1) / 2;

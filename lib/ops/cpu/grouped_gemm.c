@@ -4,7 +4,7 @@
 #include "ops/cpu/cpu.h"
 #include "ops/cpu/row.h"
 
-enum { TILE_M = 256, TILE_N = 512 };
+enum { TILE_M = 512, TILE_N = 512 };
 
 struct tile {
     int64_t group, i, j, rows, columns; /* rows and columns i.., j.. of the group's result */
