@@ -76,17 +76,27 @@ static glm52_status check_strangers(const struct model *m, const struct safetens
     return GLM52_OK;
 }
 
-static glm52_status load_parameter(struct model *m, const struct safetensors *file, struct parameter *p, float *values,
+static glm52_status check_parameters(const struct model *m, const struct safetensors *file)
+{
+    TRY(check_strangers(m, file));
+    for (uint32_t i = 0; i < m->parameters.count; i++) {
+        const struct parameter *p = &m->parameters.at[i];
+        const struct safetensor *t = safetensors_find(file, p->name);
+        if (!t) {
+            fail(GLM52_E_CORRUPT, "tensor %s is missing", p->name);
+            fail_hint("the directory is incomplete, or config.json describes another model");
+            return fail_detail("tensor", "%s", p->name);
+        }
+        TRY(check_tensor(t, p));
+    }
+    return GLM52_OK;
+}
+
+static glm52_status read_parameter(struct model *m, const struct safetensors *file, struct parameter *p, float *values,
                                    void *buffer)
 {
     const struct safetensor *t = safetensors_find(file, p->name);
 
-    if (!t) {
-        fail(GLM52_E_CORRUPT, "tensor %s is missing", p->name);
-        fail_hint("the directory is incomplete, or config.json describes another model");
-        return fail_detail("tensor", "%s", p->name);
-    }
-    TRY(check_tensor(t, p));
     for (uint64_t first = 0; first < p->count; first += PIECE) {
         uint64_t count = p->count - first < PIECE ? p->count - first : PIECE;
         TRY(safetensors_read_f32(file, t, first, count, values));
@@ -95,23 +105,29 @@ static glm52_status load_parameter(struct model *m, const struct safetensors *fi
     return host_poll(m->host);
 }
 
-glm52_status hub_load_values(struct model *m, const char *directory)
+glm52_status hub_open_values(struct model *m, const char *directory, struct safetensors *file)
+{
+    TRY(safetensors_open(m->host, directory, file));
+    glm52_status status = check_parameters(m, file);
+    if (status) safetensors_close(file);
+    return status;
+}
+
+glm52_status hub_read_values(struct model *m, const struct safetensors *file)
 {
     size_t bytes = 2 * PIECE * sizeof(float);
-    struct safetensors file;
-
-    TRY(safetensors_open(m->host, directory, &file));
     float *values = host_alloc(m->host, bytes, MEMORY_HOST);
-    glm52_status status = values ? check_strangers(m, &file) : GLM52_E_NOMEM;
+    glm52_status status = values ? GLM52_OK : GLM52_E_NOMEM;
+
     for (uint32_t i = 0; i < m->parameters.count && !status; i++)
-        status = load_parameter(m, &file, &m->parameters.at[i], values, values + PIECE);
+        status = read_parameter(m, file, &m->parameters.at[i], values, values + PIECE);
     if (values) host_free(m->host, values, bytes, MEMORY_HOST);
-    safetensors_close(&file);
     return status ? status : m->stream->ops->synchronize(m->stream);
 }
 
 glm52_status hub_load(struct stream *stream, const struct config *config, const char *directory, struct model *out)
 {
+    struct safetensors file;
     struct config c;
     char path[PATH];
 
@@ -124,7 +140,11 @@ glm52_status hub_load(struct stream *stream, const struct config *config, const 
     if (!status) status = model_open(stream, &c, out);
     config_free(&c);
     if (status) return status;
-    status = hub_load_values(out, directory);
+    status = hub_open_values(out, directory, &file);
+    if (!status) {
+        status = hub_read_values(out, &file);
+        safetensors_close(&file);
+    }
     if (status) model_close(out);
     return status;
 }

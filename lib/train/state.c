@@ -71,6 +71,7 @@ static glm52_status write_tensor(struct optimizer *o, const struct parameter *p,
     struct stream *s = o->model->stream;
 
     (void)name;
+    TRY(host_poll(o->model->host));
     for (uint64_t first = 0; first < p->count; first += PIECE) {
         uint64_t count = p->count - first < PIECE ? p->count - first : PIECE;
         s->ops->download(s, mover->buffer, values + first, count * sizeof(float));
@@ -124,6 +125,13 @@ static glm52_status save_optimizer(struct optimizer *o, const char *directory)
     return status;
 }
 
+static glm52_status count_tensor(struct optimizer *o, const struct parameter *p, const char *name, float *values, void *user)
+{
+    (void)o, (void)p, (void)name, (void)values;
+    ++*(size_t *)user;
+    return GLM52_OK;
+}
+
 /* Opens and checks the optimizer's file without touching its state. */
 static glm52_status open_optimizer(struct optimizer *o, const char *directory, struct mover *mover, struct safetensors *file)
 {
@@ -133,6 +141,13 @@ static glm52_status open_optimizer(struct optimizer *o, const char *directory, s
     TRY(safetensors_open(o->model->host, path, file));
     mover->file = file;
     glm52_status status = each_tensor(o, check_tensor, mover);
+    size_t tensors = 0;
+    each_tensor(o, count_tensor, &tensors);
+    if (!status && tensors != file->tensors) {
+        fail(GLM52_E_CORRUPT, "%s holds the state of another model: %zu tensors, this one has %zu", path, file->tensors,
+             tensors);
+        status = fail_detail("path", "%s", path);
+    }
     if (!status && !(mover->buffer = host_alloc(o->model->host, PIECE * sizeof(float), MEMORY_HOST)))
         status = GLM52_E_NOMEM;
     if (status) safetensors_close(file);
@@ -228,7 +243,7 @@ glm52_status step_resume(struct step *s, const char *directory)
 {
     struct host *host = s->model->host;
     struct mover mover = {0};
-    struct safetensors file;
+    struct safetensors file, values;
     char name[64], state[PATH];
     int64_t step = 0;
     uint64_t packs = 0;
@@ -238,10 +253,14 @@ glm52_status step_resume(struct step *s, const char *directory)
     TRY(join(state, directory, name));
     TRY(read_counters(host, state, &step, &packs));
     TRY(open_optimizer(s->optimizer, state, &mover, &file));
-    glm52_status status = hub_load_values(s->model, state);
-    if (!status) status = each_tensor(s->optimizer, read_tensor, &mover);
-    if (!status) status = s->model->stream->ops->synchronize(s->model->stream);
-    if (status) fail_detail("state", "lost"); /* reading had begun */
+    glm52_status status = hub_open_values(s->model, state, &values);
+    if (!status) {
+        status = hub_read_values(s->model, &values);
+        safetensors_close(&values);
+        if (!status) status = each_tensor(s->optimizer, read_tensor, &mover);
+        if (!status) status = s->model->stream->ops->synchronize(s->model->stream);
+        if (status) fail_detail("state", "lost"); /* reading had begun */
+    }
     host_free(host, mover.buffer, PIECE * sizeof(float), MEMORY_HOST);
     safetensors_close(&file);
     if (status) return status;

@@ -24,7 +24,7 @@ static void empty(const char *directory, int depth)
 
     while (d && (entry = readdir(d))) {
         if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")) continue;
-        snprintf(path, sizeof path, "%s/%s", directory, entry->d_name);
+        if ((size_t)snprintf(path, sizeof path, "%s/%s", directory, entry->d_name) >= sizeof path) abort();
         if (unlink(path) && depth) empty(path, depth - 1);
     }
     if (d) closedir(d);
