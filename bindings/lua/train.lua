@@ -13,7 +13,7 @@ local show = require "glm52.show"
 local system = core.system
 
 -- Held-out packs of an evaluation under way and of the last one; more say little more and cost time.
-local packs_under_way, packs_at_end = 8, 64
+local packs_under_way, packs_at_end = 8, 32
 
 local function number(config, key) return tonumber((config:get(key))) end
 
@@ -132,19 +132,19 @@ end
 
 -- ---- training --------------------------------------------------------------------------------------------
 
--- Held-out packs, evenly spread over the text: at most `most`.
-local function held_out_batches(self, most)
+-- Mean loss over held-out packs, at most `most` of them, evenly spread over the text; nil if nothing is held out.
+local function evaluate(self, step, most)
   local packs = self.dataset:held_out_packs()
   local count, batches = math.min(packs, most), {}
+  if count == 0 then return nil end
   for i = 1, count do
     batches[i] = core.batch(self.context)
     self.dataset:held_out((i - 1) * packs // count, batches[i])
   end
-  return batches
-end
-
-local function evaluate(self, batches)
-  if #batches > 0 then self.at.held_out = self.step:evaluate(batches) end
+  local done, loss = pcall(step.evaluate, step, batches)
+  for _, batch in ipairs(batches) do batch:close() end  -- Lua knows nothing of the size of what they hold
+  if not done then error(loss, 0) end
+  return loss
 end
 
 local function train_step(self)
@@ -157,20 +157,19 @@ local function train_step(self)
 end
 
 local function train_loop(self)
-  local batches = self.eval_every > 0 and held_out_batches(self, packs_under_way) or {}
   self.progress:header()
   while self.at.step < self.steps do
     train_step(self)
     local step = self.at.step
     local evaluates = self.eval_every > 0 and step % self.eval_every == 0 and step < self.steps
-    if evaluates then evaluate(self, batches) end
+    if evaluates then self.at.held_out = evaluate(self, self.step, packs_under_way) end
     self.progress:show(self.at, evaluates)
     if self.out ~= "" and self.save_every > 0 and step % self.save_every == 0 and step < self.steps then
       save_state(self, false)
     end
     self.context:poll()
   end
-  evaluate(self, held_out_batches(self, packs_at_end))
+  self.at.held_out = evaluate(self, self.step, packs_at_end)
   if self.at.loss then self.progress:show(self.at, true) end
   if self.out ~= "" then save_state(self, false) end
 end
@@ -192,10 +191,9 @@ local function reload(self)
   self.optimizer:close()
   self.model:close()
   self.model = core.load(self.context, self.out, self.config)
-  local batches = held_out_batches(self, packs_at_end)
-  if #batches == 0 then return say("saved", self.out) end
   local step <close> = core.step(self.model, nil, self.config)
-  local loss = step:evaluate(batches)
+  local loss = evaluate(self, step, packs_at_end)
+  if not loss then return say("saved", self.out) end
   if loss ~= self.at.held_out then
     recipe.error("GLM52_E_INTERNAL", string.format("the model saved in %s has held-out loss %.17g, trained was %.17g",
       self.out, loss, self.at.held_out))
