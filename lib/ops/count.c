@@ -192,6 +192,28 @@ struct counted count_sparse_mla_backward(struct stream *s, const struct sparse_m
                      WORD * rows * (a->k * (with_target ? 2.0 : 1.0) + a->heads));
 }
 
+/* `query` columns of the queries, `key` of the keys, per head. */
+static double dense_bytes(const struct dense_attention *a, double query, double key)
+{
+    return size(a->type) * a->heads * ((double)a->rows * query + (double)a->keys * key) +
+           WORD * (double)a->rows * (a->heads + 2.0);
+}
+
+struct counted count_dense_attention_forward(struct stream *s, const struct dense_attention *a)
+{
+    double qk = a->qk, v = a->v;
+
+    return count(s, "dense_attention_forward", 2 * a->pairs * a->heads * (qk + v), dense_bytes(a, qk + v, qk + v));
+}
+
+struct counted count_dense_attention_backward(struct stream *s, const struct dense_attention *a)
+{
+    double qk = a->qk, v = a->v;
+
+    return count(s, "dense_attention_backward", 2 * a->pairs * a->heads * (3 * qk + 2 * v),
+                 dense_bytes(a, 2 * (qk + v), 2 * (qk + v)));
+}
+
 /* ---- experts ---- */
 
 struct counted count_route_forward(struct stream *s, const struct route *r)

@@ -93,15 +93,11 @@ static void some_work(struct stream *s, char *zeros)
     s->ops->zero(s, a[0], 64);
 }
 
-START_TEST(both_devices_count_alike)
+static void tallies_agree(int rows)
 {
-    char *zeros = calloc(PIECES, PIECE);
-
-    some_work(&meta, zeros);
-    some_work(&cpu, zeros);
-    ck_assert_int_eq(meta_tally.rows, 5);
-    ck_assert_int_eq(cpu_tally.rows, 5);
-    for (int i = 0; i < 5; i++) {
+    ck_assert_int_eq(meta_tally.rows, rows);
+    ck_assert_int_eq(cpu_tally.rows, rows);
+    for (int i = 0; i < rows; i++) {
         const struct tally_row *a = &meta_tally.row[i], *b = &cpu_tally.row[i];
 
         ck_assert_str_eq(a->label, b->label);
@@ -112,6 +108,45 @@ START_TEST(both_devices_count_alike)
         ck_assert_double_eq(a->seconds, 0);
         ck_assert_double_gt(b->seconds, 0);
     }
+}
+
+START_TEST(both_devices_count_alike)
+{
+    char *zeros = calloc(PIECES, PIECE);
+
+    some_work(&meta, zeros);
+    some_work(&cpu, zeros);
+    tallies_agree(5);
+    free(zeros);
+}
+END_TEST
+
+/* Of rows that see nothing: start, end and every other input are zeros. The workspace is the cpu's. */
+static void attention_work(struct stream *s, char *zeros, void *workspace)
+{
+    struct dense_attention dense = {.rows = ROWS, .keys = 4, .heads = 2, .qk = WIDTH, .v = 6, .scale = 1,
+                                    .type = GLM52_DTYPE_BF16, .pairs = 9};
+    const int32_t *none = (const int32_t *)zeros;
+    void *a[PIECES];
+
+    for (int i = 0; i < PIECES; i++) a[i] = zeros + i * PIECE;
+    s->ops->dense_attention_forward(s, &dense, a[1], a[2], a[3], none, none, a[4], a[5], workspace);
+    s->ops->dense_attention_backward(s, &dense, a[1], a[2], a[3], none, none, a[4], a[5], a[1], a[6], a[6], a[7],
+                                     workspace);
+}
+
+START_TEST(attention_counts_alike)
+{
+    enum { WORKSPACE = 4 << 20 }; /* more than any of them asks for */
+    char *zeros = calloc(PIECES, PIECE);
+    void *workspace = aligned_alloc(64, WORKSPACE);
+
+    attention_work(&meta, zeros, workspace);
+    attention_work(&cpu, zeros, workspace);
+    tallies_agree(2);
+    ck_assert_double_eq(cpu_tally.row[0].flops, 2 * 9.0 * 2 * (WIDTH + 6));
+    ck_assert_double_eq(cpu_tally.row[1].flops, 2 * 9.0 * 2 * (3 * WIDTH + 2 * 6));
+    free(workspace);
     free(zeros);
 }
 END_TEST
@@ -185,6 +220,7 @@ int main(void)
     tcase_add_test(device, both_tables_have_the_same_entries);
     tcase_add_checked_fixture(tally, start, finish);
     tcase_add_test(tally, both_devices_count_alike);
+    tcase_add_test(tally, attention_counts_alike);
     tcase_add_test(tally, flops_and_bytes_are_those_of_the_operands);
     tcase_add_test(tally, a_full_tally_collects_the_rest_in_its_last_row);
     suite_add_tcase(suite, device);

@@ -24,20 +24,6 @@ size_t cpu_head_loss_bytes(struct stream *s, const struct head *h)
     return (size_t)chunk_rows(h) * (size_t)h->vocabulary * sizeof(float);
 }
 
-static float largest(const float *x, int64_t count)
-{
-    float best[2 * LANES], most;
-    int64_t i = 0;
-
-    for (int lane = 0; lane < 2 * LANES; lane++) best[lane] = x[0];
-    for (; i + 2 * LANES <= count; i += 2 * LANES)
-        for (int lane = 0; lane < 2 * LANES; lane++) best[lane] = x[i + lane] > best[lane] ? x[i + lane] : best[lane];
-    most = best[0];
-    for (int lane = 1; lane < 2 * LANES; lane++) most = best[lane] > most ? best[lane] : most;
-    for (; i < count; i++) most = x[i] > most ? x[i] : most;
-    return most;
-}
-
 /* The loss of one row. If weight is not NULL, its logits become weight * (softmax - one at the label). */
 static float row_loss(float *logits, int64_t vocabulary, int32_t label, const float *weight)
 {

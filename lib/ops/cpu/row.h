@@ -71,4 +71,19 @@ static inline float total(const float *x, int64_t count)
     return lanes_sum(a + b) + rest;
 }
 
+/* The largest of count >= 1 elements. */
+static inline float largest(const float *x, int64_t count)
+{
+    float best[2 * LANES], most;
+    int64_t i = 0;
+
+    for (int lane = 0; lane < 2 * LANES; lane++) best[lane] = x[0];
+    for (; i + 2 * LANES <= count; i += 2 * LANES)
+        for (int lane = 0; lane < 2 * LANES; lane++) best[lane] = x[i + lane] > best[lane] ? x[i + lane] : best[lane];
+    most = best[0];
+    for (int lane = 1; lane < 2 * LANES; lane++) most = best[lane] > most ? best[lane] : most;
+    for (; i < count; i++) most = x[i] > most ? x[i] : most;
+    return most;
+}
+
 #endif

@@ -167,6 +167,21 @@ static void meta_sparse_mla_backward(struct stream *s, const struct sparse_mla *
     count_sparse_mla_backward(s, a, target != NULL);
 }
 
+static void meta_dense_attention_forward(struct stream *s, const struct dense_attention *a, const void *q, const void *k,
+                                         const void *v, const int32_t *start, const int32_t *end, void *out, float *lse,
+                                         void *workspace)
+{
+    count_dense_attention_forward(s, a);
+}
+
+static void meta_dense_attention_backward(struct stream *s, const struct dense_attention *a, const void *q,
+                                          const void *k, const void *v, const int32_t *start, const int32_t *end,
+                                          const void *out, const float *lse, const void *dout, void *dq, void *dk,
+                                          void *dv, void *workspace)
+{
+    count_dense_attention_backward(s, a);
+}
+
 /* ---- experts ---- */
 
 static void meta_route_forward(struct stream *s, const struct route *r, const float *logits, const float *bias,
@@ -280,6 +295,10 @@ static const struct ops meta_ops = {
     .sparse_mla_forward_bytes = cpu_sparse_mla_forward_bytes,
     .sparse_mla_backward = meta_sparse_mla_backward,
     .sparse_mla_backward_bytes = cpu_sparse_mla_backward_bytes,
+    .dense_attention_forward_bytes = cpu_dense_attention_forward_bytes,
+    .dense_attention_forward = meta_dense_attention_forward,
+    .dense_attention_backward_bytes = cpu_dense_attention_backward_bytes,
+    .dense_attention_backward = meta_dense_attention_backward,
     .route_forward = meta_route_forward,
     .route_backward = meta_route_backward,
     .dispatch_sort_bytes = cpu_dispatch_sort_bytes,
