@@ -214,6 +214,35 @@ struct counted count_dense_attention_backward(struct stream *s, const struct den
                  dense_bytes(a, 2 * (qk + v), 2 * (qk + v)));
 }
 
+/* ---- indexer loss ---- */
+
+/* Scores, and gradients of queries and keys. */
+static double index_kl_flops(const struct indexer *i)
+{
+    return 3 * 2 * i->pairs * i->heads * i->width;
+}
+
+/* Of what both have: q, key, weight and their gradients, row_weight, kl. */
+static double index_kl_bytes(const struct indexer *i)
+{
+    double rows = (double)i->rows, keys = (double)i->keys, width = i->width;
+
+    return size(i->type) * width * (2 * rows * i->heads + keys) + WORD * (keys * width + 2 * rows * (i->heads + 1.0));
+}
+
+struct counted count_index_kl_selected(struct stream *s, const struct indexer *i)
+{
+    return count(s, "index_kl_selected", index_kl_flops(i), index_kl_bytes(i) + 2 * WORD * (double)i->rows * i->k);
+}
+
+struct counted count_index_kl_dense(struct stream *s, const struct indexer *i, const struct teacher *t)
+{
+    double teacher = (double)i->rows * t->heads + (double)i->keys * t->key_heads;
+
+    return count(s, "index_kl_dense", index_kl_flops(i) + 2 * i->pairs * t->heads * t->width,
+                 index_kl_bytes(i) + size(i->type) * teacher * t->width + 2 * WORD * (double)i->rows);
+}
+
 /* ---- experts ---- */
 
 struct counted count_route_forward(struct stream *s, const struct route *r)

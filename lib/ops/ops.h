@@ -254,6 +254,7 @@ struct ops {
      * kl[t] = sum_u p (log max(p, 1e-10) - log softmax(score[t])[u]) over the support of row t, 0 where it is empty.
      * Gradients of sum_t row_weight[t] * kl[t]: dq like q, dkey [keys,width] fp32, dweight [rows,heads] fp32, all
      * overwritten. Rows of weight 0 get a kl, but no gradient.
+     * The indexer's pairs are those of the support.
      * selected: the support is `selected`, p = target as sparse_mla_backward gave it.
      * dense: the support is start .. end; p = mean over the teacher's heads of softmax(scale * teacher_q . teacher_key)
      * over the support, teacher_q [rows,heads,width], teacher_key [keys,key_heads,width]. Never rows x keys of memory. */

@@ -126,6 +126,9 @@ static void attention_work(struct stream *s, char *zeros, void *workspace)
 {
     struct dense_attention dense = {.rows = ROWS, .keys = 4, .heads = 2, .qk = WIDTH, .v = 6, .scale = 1,
                                     .type = GLM52_DTYPE_BF16, .pairs = 9};
+    struct indexer indexer = {.rows = ROWS, .keys = 4, .heads = 2, .width = WIDTH, .k = 1, .type = GLM52_DTYPE_F32,
+                              .pairs = 3};
+    struct teacher teacher = {2, 1, 6, 1};
     const int32_t *none = (const int32_t *)zeros;
     void *a[PIECES];
 
@@ -133,9 +136,12 @@ static void attention_work(struct stream *s, char *zeros, void *workspace)
     s->ops->dense_attention_forward(s, &dense, a[1], a[2], a[3], none, none, a[4], a[5], workspace);
     s->ops->dense_attention_backward(s, &dense, a[1], a[2], a[3], none, none, a[4], a[5], a[1], a[6], a[6], a[7],
                                      workspace);
+    s->ops->index_kl_dense(s, &indexer, &teacher, a[1], a[2], a[3], a[1], a[2], none, none, a[3], a[4], a[5], a[6],
+                           a[7], workspace);
+    s->ops->index_kl_selected(s, &indexer, a[1], a[2], a[3], none, a[3], a[3], a[4], a[5], a[6], a[7], workspace);
 }
 
-START_TEST(attention_counts_alike)
+START_TEST(attention_and_indexer_loss_count_alike)
 {
     enum { WORKSPACE = 4 << 20 }; /* more than any of them asks for */
     char *zeros = calloc(PIECES, PIECE);
@@ -143,9 +149,11 @@ START_TEST(attention_counts_alike)
 
     attention_work(&meta, zeros, workspace);
     attention_work(&cpu, zeros, workspace);
-    tallies_agree(2);
+    tallies_agree(4);
     ck_assert_double_eq(cpu_tally.row[0].flops, 2 * 9.0 * 2 * (WIDTH + 6));
     ck_assert_double_eq(cpu_tally.row[1].flops, 2 * 9.0 * 2 * (3 * WIDTH + 2 * 6));
+    ck_assert_double_eq(cpu_tally.row[2].flops, 2 * 3.0 * (3 * 2 * WIDTH + 2 * 6));
+    ck_assert_double_eq(cpu_tally.row[3].flops, 2 * 3.0 * 3 * 2 * WIDTH);
     free(workspace);
     free(zeros);
 }
@@ -220,7 +228,7 @@ int main(void)
     tcase_add_test(device, both_tables_have_the_same_entries);
     tcase_add_checked_fixture(tally, start, finish);
     tcase_add_test(tally, both_devices_count_alike);
-    tcase_add_test(tally, attention_counts_alike);
+    tcase_add_test(tally, attention_and_indexer_loss_count_alike);
     tcase_add_test(tally, flops_and_bytes_are_those_of_the_operands);
     tcase_add_test(tally, a_full_tally_collects_the_rest_in_its_last_row);
     suite_add_tcase(suite, device);

@@ -79,6 +79,15 @@ size_t cpu_dense_attention_backward_bytes(struct stream *s, const struct dense_a
 void cpu_dense_attention_backward(struct stream *s, const struct dense_attention *a, const void *q, const void *k,
                                   const void *v, const int32_t *start, const int32_t *end, const void *out,
                                   const float *lse, const void *dout, void *dq, void *dk, void *dv, void *workspace);
+size_t cpu_index_kl_selected_bytes(struct stream *s, const struct indexer *i);
+void cpu_index_kl_selected(struct stream *s, const struct indexer *i, const void *q, const void *key,
+                           const float *weight, const int32_t *selected, const float *target, const float *row_weight,
+                           float *kl, void *dq, float *dkey, float *dweight, void *workspace);
+size_t cpu_index_kl_dense_bytes(struct stream *s, const struct indexer *i, const struct teacher *t);
+void cpu_index_kl_dense(struct stream *s, const struct indexer *i, const struct teacher *t, const void *q,
+                        const void *key, const float *weight, const void *teacher_q, const void *teacher_key,
+                        const int32_t *start, const int32_t *end, const float *row_weight, float *kl, void *dq,
+                        float *dkey, float *dweight, void *workspace);
 void cpu_route_forward(struct stream *s, const struct route *r, const float *logits, const float *bias,
                        int32_t *chosen, float *weight);
 void cpu_route_backward(struct stream *s, const struct route *r, const float *logits, const int32_t *chosen,

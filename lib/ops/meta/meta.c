@@ -182,6 +182,24 @@ static void meta_dense_attention_backward(struct stream *s, const struct dense_a
     count_dense_attention_backward(s, a);
 }
 
+/* ---- indexer loss ---- */
+
+static void meta_index_kl_selected(struct stream *s, const struct indexer *i, const void *q, const void *key,
+                                   const float *weight, const int32_t *selected, const float *target,
+                                   const float *row_weight, float *kl, void *dq, float *dkey, float *dweight,
+                                   void *workspace)
+{
+    count_index_kl_selected(s, i);
+}
+
+static void meta_index_kl_dense(struct stream *s, const struct indexer *i, const struct teacher *t, const void *q,
+                                const void *key, const float *weight, const void *teacher_q, const void *teacher_key,
+                                const int32_t *start, const int32_t *end, const float *row_weight, float *kl, void *dq,
+                                float *dkey, float *dweight, void *workspace)
+{
+    count_index_kl_dense(s, i, t);
+}
+
 /* ---- experts ---- */
 
 static void meta_route_forward(struct stream *s, const struct route *r, const float *logits, const float *bias,
@@ -299,6 +317,10 @@ static const struct ops meta_ops = {
     .dense_attention_forward = meta_dense_attention_forward,
     .dense_attention_backward_bytes = cpu_dense_attention_backward_bytes,
     .dense_attention_backward = meta_dense_attention_backward,
+    .index_kl_selected_bytes = cpu_index_kl_selected_bytes,
+    .index_kl_selected = meta_index_kl_selected,
+    .index_kl_dense_bytes = cpu_index_kl_dense_bytes,
+    .index_kl_dense = meta_index_kl_dense,
     .route_forward = meta_route_forward,
     .route_backward = meta_route_backward,
     .dispatch_sort_bytes = cpu_dispatch_sort_bytes,

@@ -1,0 +1,445 @@
+/* The indexer's loss, over selected keys and over all visible ones. */
+#include "case.h"
+
+/* Either form: rows have a support of keys (selected, or start .. end), and the teacher's probabilities on it. */
+struct problem {
+    struct indexer shape;
+    struct teacher teacher;                      /* heads = 0: the form with selected keys */
+    struct array *q, *key, *weight, *row_weight; /* both */
+    struct array *selected, *target;             /* selected */
+    struct array *start, *end, *teacher_q, *teacher_key; /* dense */
+};
+
+static int is_dense(const struct problem *p)
+{
+    return p->teacher.heads > 0;
+}
+
+/* `masked`: every so many rows one has weight 0 (0: none, 1: all). */
+static struct problem student(struct indexer shape, int masked)
+{
+    struct problem p = {.shape = shape};
+
+    p.q = array_normal(shape.type, shape.rows * shape.heads * shape.width, 1);
+    p.key = array_normal(shape.type, shape.keys * shape.width, 1);
+    p.weight = array_normal(GLM52_DTYPE_F32, shape.rows * shape.heads, 0.5);
+    p.row_weight = array_normal(GLM52_DTYPE_F32, shape.rows, 1);
+    for (int64_t t = 0; t < shape.rows; t++)
+        if (masked && t % masked == masked - 1) p.row_weight->value[t] = 0;
+    array_push(p.row_weight);
+    return p;
+}
+
+/* Probabilities with some zeros among them, as of a teacher that underflows. */
+static void draw_probabilities(double *p, int64_t n)
+{
+    double sum = 0;
+
+    for (int64_t i = 0; i < n; i++) sum += p[i] = i > 0 && draw_below(4) == 0 ? 0 : exp(3 * draw_normal());
+    for (int64_t i = 0; i < n; i++) p[i] /= sum;
+}
+
+/* Rows have no key, one, as many as fit, or some. */
+static struct problem selected_problem(struct indexer shape, int masked)
+{
+    struct problem p = student(shape, masked);
+    int64_t fit = shape.keys < shape.k ? shape.keys : shape.k;
+
+    p.selected = array_zero(GLM52_DTYPE_I32, shape.rows * shape.k);
+    p.target = array_zero(GLM52_DTYPE_F32, shape.rows * shape.k);
+    for (int64_t t = 0; t < shape.rows; t++) {
+        int64_t count = t % 4 == 0 ? fit : t % 4 == 1 ? 0 : t % 4 == 2 ? 1 : draw_below(fit + 1), n = 0;
+        double *selected = p.selected->value + t * shape.k;
+
+        for (int64_t u = 0; u < shape.keys && n < count; u++)
+            if (draw_below(shape.keys - u) < count - n) selected[n++] = (double)u;
+        for (int64_t j = n; j < shape.k; j++) selected[j] = -1;
+        draw_probabilities(p.target->value + t * shape.k, n);
+        p.shape.pairs += (double)n;
+    }
+    array_push(p.selected);
+    array_push(p.target);
+    return p;
+}
+
+/* Documents of the given lengths, ended by 0; causal within each. Every `empty`-th row sees nothing (0: none). */
+static struct problem dense_problem(struct indexer shape, struct teacher teacher, const int *lengths, int empty, int masked)
+{
+    struct problem p;
+    int64_t t = 0;
+
+    for (int d = 0; lengths[d]; d++) shape.rows += lengths[d];
+    shape.keys = shape.rows;
+    p = student(shape, masked);
+    p.teacher = teacher;
+    p.teacher_q = array_normal(shape.type, shape.rows * teacher.heads * teacher.width, 1);
+    p.teacher_key = array_normal(shape.type, shape.keys * teacher.key_heads * teacher.width, 1);
+    p.start = array_zero(GLM52_DTYPE_I32, shape.rows);
+    p.end = array_zero(GLM52_DTYPE_I32, shape.rows);
+    for (int d = 0; lengths[d]; d++)
+        for (int64_t first = t; t < first + lengths[d]; t++) {
+            p.start->value[t] = (double)first;
+            p.end->value[t] = (double)(empty && t % empty == empty - 1 ? first : t + 1);
+            p.shape.pairs += p.end->value[t] - p.start->value[t];
+        }
+    array_push(p.start);
+    array_push(p.end);
+    return p;
+}
+
+/* ---- the plain loop ---- */
+
+/* Key number j of row t, -1 beyond the last. */
+static int64_t key_of(const struct problem *p, int64_t t, int64_t j)
+{
+    if (is_dense(p)) return p->start->value[t] + (double)j < p->end->value[t] ? (int64_t)p->start->value[t] + j : -1;
+    return j < p->shape.k ? (int64_t)p->selected->value[t * p->shape.k + j] : -1;
+}
+
+static double plain_dot(const double *x, const double *y, int64_t count)
+{
+    double sum = 0;
+
+    for (int64_t c = 0; c < count; c++) sum += x[c] * y[c];
+    return sum;
+}
+
+static double student_dot(const struct problem *p, int64_t t, int64_t h, int64_t u)
+{
+    int64_t width = p->shape.width;
+
+    return plain_dot(p->q->value + (t * p->shape.heads + h) * width, p->key->value + u * width, width);
+}
+
+/* x[0 .. n) becomes its softmax; returns the logarithm of the sum of exponentials. */
+static double softmax(double *x, int64_t n)
+{
+    double top = -INFINITY, sum = 0;
+
+    for (int64_t j = 0; j < n; j++) top = fmax(top, x[j]);
+    for (int64_t j = 0; j < n; j++) sum += x[j] = exp(x[j] - top);
+    for (int64_t j = 0; j < n; j++) x[j] /= sum;
+    return top + log(sum);
+}
+
+/* The teacher's probabilities of row t. */
+static void teach(const struct problem *p, int64_t t, int64_t n, double *probability)
+{
+    const struct teacher *teacher = &p->teacher;
+    double *logit = doubles(n);
+
+    for (int64_t j = 0; j < n; j++) probability[j] = is_dense(p) ? 0 : p->target->value[t * p->shape.k + j];
+    for (int64_t h = 0; h < teacher->heads; h++) {
+        for (int64_t j = 0; j < n; j++) {
+            int64_t of = key_of(p, t, j) * teacher->key_heads + (teacher->key_heads == 1 ? 0 : h);
+
+            logit[j] = (double)teacher->scale * plain_dot(p->teacher_q->value + (t * teacher->heads + h) * teacher->width,
+                                                          p->teacher_key->value + of * teacher->width, teacher->width);
+        }
+        softmax(logit, n);
+        for (int64_t j = 0; j < n; j++) probability[j] += logit[j] / teacher->heads;
+    }
+}
+
+struct wanted {
+    double *kl, *dq, *dkey, *dweight;
+    double *probability; /* [rows, keys], by number of the key */
+};
+
+/* kl of row t; q, the student's softmax, if wanted. */
+static double plain_kl(const struct problem *p, int64_t t, const double *probability, double *q)
+{
+    static double score[2048];
+    int64_t n = 0;
+    double kl = 0, log_sum;
+
+    for (; key_of(p, t, n) >= 0; n++) {
+        score[n] = 0;
+        for (int64_t h = 0; h < p->shape.heads; h++)
+            score[n] += p->weight->value[t * p->shape.heads + h] * fmax(0, student_dot(p, t, h, key_of(p, t, n)));
+        q[n] = score[n];
+    }
+    log_sum = softmax(q, n);
+    for (int64_t j = 0; j < n; j++) kl += probability[j] * (log(fmax(probability[j], 1e-10)) - (score[j] - log_sum));
+    return kl;
+}
+
+/* Gradients of row t by the chain rule. */
+static void plain_backward(const struct problem *p, int64_t t, const double *q, const struct wanted *w)
+{
+    int64_t heads = p->shape.heads, width = p->shape.width;
+
+    for (int64_t j = 0, u; (u = key_of(p, t, j)) >= 0; j++)
+        for (int64_t h = 0; h < heads; h++) {
+            double d = student_dot(p, t, h, u), slope = p->row_weight->value[t] * (q[j] - w->probability[t * p->shape.keys + j]);
+
+            w->dweight[t * heads + h] += slope * fmax(0, d);
+            slope *= d > 0 ? p->weight->value[t * heads + h] : 0;
+            for (int64_t c = 0; c < width; c++) {
+                w->dq[(t * heads + h) * width + c] += slope * p->key->value[u * width + c];
+                w->dkey[u * width + c] += slope * p->q->value[(t * heads + h) * width + c];
+            }
+        }
+}
+
+static struct wanted plain(const struct problem *p)
+{
+    struct wanted w = {doubles(p->shape.rows), doubles(p->q->count), doubles(p->key->count), doubles(p->weight->count),
+                       doubles(p->shape.rows * p->shape.keys)};
+    double *q = doubles(p->shape.keys);
+
+    for (int64_t t = 0; t < p->shape.rows; t++) {
+        double *probability = w.probability + t * p->shape.keys;
+        int64_t n = 0;
+
+        while (key_of(p, t, n) >= 0) n++;
+        teach(p, t, n, probability);
+        w.kl[t] = plain_kl(p, t, probability, q);
+        plain_backward(p, t, q, &w);
+    }
+    return w;
+}
+
+struct objective {
+    const struct problem *p;
+    const struct wanted *w;
+};
+
+/* sum of row_weight * kl, of which the gradients are taken. */
+static double objective(void *argument)
+{
+    static double q[2048];
+    const struct objective *o = argument;
+    double sum = 0;
+
+    for (int64_t t = 0; t < o->p->shape.rows; t++)
+        sum += o->p->row_weight->value[t] * plain_kl(o->p, t, o->w->probability + t * o->p->shape.keys, q);
+    return sum;
+}
+
+/* ---- checks ---- */
+
+struct results {
+    struct array *kl, *dq, *dkey, *dweight;
+};
+
+static struct results outputs(const struct problem *p)
+{
+    return (struct results){array_output(GLM52_DTYPE_F32, p->shape.rows), array_output(p->shape.type, p->q->count),
+                            array_output(GLM52_DTYPE_F32, p->key->count),
+                            array_output(GLM52_DTYPE_F32, p->weight->count)};
+}
+
+static struct array *workspace_for(const struct problem *p)
+{
+    return array_workspace(is_dense(p) ? ops->index_kl_dense_bytes(device, &p->shape, &p->teacher)
+                                       : ops->index_kl_selected_bytes(device, &p->shape));
+}
+
+static void learn(const struct problem *p, const struct results *r, void *workspace)
+{
+    if (is_dense(p))
+        ops->index_kl_dense(device, &p->shape, &p->teacher, p->q->at, p->key->at, p->weight->at, p->teacher_q->at,
+                            p->teacher_key->at, p->start->at, p->end->at, p->row_weight->at, r->kl->at, r->dq->at,
+                            r->dkey->at, r->dweight->at, workspace);
+    else
+        ops->index_kl_selected(device, &p->shape, p->q->at, p->key->at, p->weight->at, p->selected->at, p->target->at,
+                               p->row_weight->at, r->kl->at, r->dq->at, r->dkey->at, r->dweight->at, workspace);
+}
+
+/* Runs with 1, 2 and 3 threads, which must agree to the bit. */
+static struct results run(const struct problem *p)
+{
+    struct results r = outputs(p);
+
+    for (int threads = 1; threads <= 3; threads++) {
+        struct array *workspace;
+
+        device_threads(threads);
+        workspace = workspace_for(p);
+        learn(p, &r, workspace->at);
+        check_same(r.kl);
+        check_same(r.dq);
+        check_same(r.dkey);
+        check_same(r.dweight);
+        array_fetch(workspace);
+    }
+    return r;
+}
+
+/* Probabilities carry the rounding of the logits and scores they are made from, which are sums of many products. */
+static void check_results(const struct problem *p, const struct results *r, const struct wanted *w)
+{
+    int64_t terms = 4 * (p->shape.heads * p->shape.width + p->teacher.width) + (is_dense(p) ? p->shape.keys : p->shape.k);
+
+    check_close(r->kl, w->kl, tolerance(GLM52_DTYPE_F32, terms));
+    check_close(r->dq, w->dq, tolerance(p->shape.type, terms));
+    check_close(r->dkey, w->dkey, tolerance(GLM52_DTYPE_F32, terms));
+    check_close(r->dweight, w->dweight, tolerance(GLM52_DTYPE_F32, terms));
+}
+
+/* Against the plain loop; and that one against its differences, if they do not take too long. */
+static void check(struct problem p)
+{
+    struct results r = run(&p);
+    struct wanted w = plain(&p);
+    struct objective o = {&p, &w};
+
+    check_results(&p, &r, &w);
+    if (p.shape.rows > 64) return;
+    differences(objective, &o, p.q->value, p.q->count, w.dq);
+    differences(objective, &o, p.key->value, p.key->count, w.dkey);
+    differences(objective, &o, p.weight->value, p.weight->count, w.dweight);
+    check_results(&p, &r, &w);
+}
+
+CASE(index_kl_selected, "rows with no key, one key and fewer than k, odd dimensions")
+{
+    check(selected_problem((struct indexer){.rows = 37, .keys = 29, .heads = 3, .width = 13, .k = 9,
+                                            .type = GLM52_DTYPE_F32}, 5));
+}
+
+CASE(index_kl_selected, "whole vectors, heads of two vectors, more keys than one trip of the kernel")
+{
+    check(selected_problem((struct indexer){.rows = 21, .keys = 43, .heads = 11, .width = 40, .k = 31,
+                                            .type = GLM52_DTYPE_F32}, 0));
+    check(selected_problem((struct indexer){.rows = 9, .keys = 19, .heads = 8, .width = 32, .k = 15,
+                                            .type = GLM52_DTYPE_F32}, 3));
+}
+
+CASE(index_kl_selected, "k larger than the keys")
+{
+    check(selected_problem((struct indexer){.rows = 7, .keys = 5, .heads = 2, .width = 51, .k = 21,
+                                            .type = GLM52_DTYPE_F32}, 0));
+}
+
+CASE(index_kl_selected, "bf16")
+{
+    check(selected_problem((struct indexer){.rows = 17, .keys = 23, .heads = 5, .width = 12, .k = 8,
+                                            .type = GLM52_DTYPE_BF16}, 4));
+}
+
+CASE(index_kl_selected, "rows of weight 0 have a loss and no gradient")
+{
+    check(selected_problem((struct indexer){.rows = 19, .keys = 14, .heads = 3, .width = 7, .k = 6,
+                                            .type = GLM52_DTYPE_F32}, 1));
+}
+
+CASE(index_kl_selected, "no rows: dkey is zero all the same")
+{
+    check(selected_problem((struct indexer){.rows = 0, .keys = 7, .heads = 3, .width = 5, .k = 4,
+                                            .type = GLM52_DTYPE_F32}, 0));
+}
+
+CASE(index_kl_selected, "many rows and keys")
+{
+    check(selected_problem((struct indexer){.rows = 301, .keys = 333, .heads = 6, .width = 17, .k = 50,
+                                            .type = GLM52_DTYPE_F32}, 7));
+}
+
+/* Where q underflows, the gradient is -p and not nothing. */
+CASE(index_kl_selected, "scores far apart")
+{
+    struct problem p = selected_problem((struct indexer){.rows = 23, .keys = 18, .heads = 3, .width = 11, .k = 10,
+                                                         .type = GLM52_DTYPE_F32}, 0);
+    struct results r;
+    struct wanted w;
+
+    for (int64_t i = 0; i < p.weight->count; i++) p.weight->value[i] *= 400;
+    array_push(p.weight);
+    r = run(&p);
+    w = plain(&p);
+    check_close(r.kl, w.kl, tolerance(GLM52_DTYPE_F32, 100));
+    check_close(r.dq, w.dq, 1e-3); /* a score of 1000 is known to 2^-14 */
+    check_close(r.dkey, w.dkey, 1e-3);
+    check_close(r.dweight, w.dweight, 1e-3);
+}
+
+CASE(index_kl_dense, "several documents, rows that see one key or none, absorbed teacher, odd dimensions")
+{
+    check(dense_problem((struct indexer){.heads = 3, .width = 13, .type = GLM52_DTYPE_F32},
+                        (struct teacher){5, 1, 11, 0.4f}, (const int[]){1, 12, 2, 21, 1, 0}, 8, 5));
+}
+
+CASE(index_kl_dense, "a teacher with keys of every head")
+{
+    check(dense_problem((struct indexer){.heads = 4, .width = 9, .type = GLM52_DTYPE_F32},
+                        (struct teacher){3, 3, 7, 0.7f}, (const int[]){19, 15, 0}, 0, 0));
+}
+
+CASE(index_kl_dense, "bf16")
+{
+    check(dense_problem((struct indexer){.heads = 3, .width = 10, .type = GLM52_DTYPE_BF16},
+                        (struct teacher){2, 1, 17, 0.3f}, (const int[]){6, 23, 0}, 9, 4));
+}
+
+CASE(index_kl_dense, "rows of weight 0 have a loss and no gradient; nothing is visible; no rows")
+{
+    struct indexer shape = {.heads = 3, .width = 5, .type = GLM52_DTYPE_F32};
+    struct teacher teacher = {2, 1, 7, 0.5f};
+
+    check(dense_problem(shape, teacher, (const int[]){18, 0}, 0, 1));
+    check(dense_problem(shape, teacher, (const int[]){11, 0}, 1, 0));
+    check(dense_problem(shape, teacher, (const int[]){0}, 0, 0));
+}
+
+CASE(index_kl_dense, "several tiles of rows and of keys, tiles that nobody sees")
+{
+    check(dense_problem((struct indexer){.heads = 3, .width = 7, .type = GLM52_DTYPE_F32},
+                        (struct teacher){2, 1, 9, 0.4f}, (const int[]){281, 3, 67, 1, 317, 0}, 23, 7));
+    check(dense_problem((struct indexer){.heads = 2, .width = 11, .type = GLM52_DTYPE_BF16},
+                        (struct teacher){3, 3, 5, 0.6f}, (const int[]){70, 300, 0}, 0, 3));
+}
+
+/* ---- benches ---- */
+
+static void bench(const struct problem *p)
+{
+    struct results r = outputs(p);
+    struct array *workspace = workspace_for(p);
+
+    BENCH_LOOP
+        learn(p, &r, workspace->at);
+    bench_rate(2 * p->shape.pairs * (3.0 * p->shape.heads * p->shape.width + (double)p->teacher.heads * p->teacher.width),
+               0);
+}
+
+/* The last rows of a document: each selects as many of the keys up to its own as it can, evenly spread. */
+static void bench_selected(struct indexer shape)
+{
+    struct problem p = selected_problem(shape, 0);
+
+    p.shape.pairs = 0;
+    for (int64_t t = 0; t < shape.rows; t++) {
+        int64_t seen = shape.keys - shape.rows + t + 1, n = seen < shape.k ? seen : shape.k;
+
+        for (int64_t j = 0; j < shape.k; j++) {
+            p.selected->value[t * shape.k + j] = j < n ? (double)(j * seen / n) : -1;
+            p.target->value[t * shape.k + j] = j < n ? 1 / (double)n : 0;
+        }
+        p.shape.pairs += (double)n;
+    }
+    array_push(p.selected);
+    array_push(p.target);
+    bench(&p);
+}
+
+BENCH(index_kl_selected, "256 of 4096 causal, 8 heads of 64")
+{
+    bench_selected((struct indexer){.rows = 4096, .keys = 4096, .heads = 8, .width = 64, .k = 256,
+                                    .type = GLM52_DTYPE_F32});
+}
+
+BENCH(index_kl_selected, "2048 of 4096, 64 rows, 32 heads of 128, bf16")
+{
+    bench_selected((struct indexer){.rows = 64, .keys = 4096, .heads = 32, .width = 128, .k = 2048,
+                                    .type = GLM52_DTYPE_BF16});
+}
+
+BENCH(index_kl_dense, "4096 causal, 8 heads of 64, teacher 8 x 144")
+{
+    struct problem p = dense_problem((struct indexer){.heads = 8, .width = 64, .type = GLM52_DTYPE_F32},
+                                     (struct teacher){8, 1, 144, 0.1f}, (const int[]){4096, 0}, 0, 0);
+
+    bench(&p);
+}
