@@ -1,8 +1,8 @@
 /* Lightning indexer: score[t,u] = sum_h weight[t,h] * relu(q[t,h] . key[u]), then the best k keys (model.md 2.3).
  *
- * Keys are packed once into panels of PANEL keys, one vector lane per key. A thread takes BLOCK query rows at a time and
- * scores them panel by panel, heads in registers, into a strip [BLOCK, keys]; no more than that ever exists of rows x
- * keys. A score's arithmetic does not depend on the block, the panel or the thread it falls to. */
+ * Keys are packed once into panels of PANEL keys, one vector lane per key. A thread takes BLOCK query rows at a time
+ * and scores them panel by panel, heads in registers, into a strip [BLOCK, keys]; no more than that ever exists of
+ * rows x keys. A score's arithmetic does not depend on the block, the panel or the thread it falls to. */
 #include <math.h>
 #include <omp.h>
 
@@ -68,29 +68,48 @@ static void pack_panel(const struct indexer *i, const void *key, int64_t p, floa
         }
 }
 
+/* dot[HEADS, PANEL] = q[HEADS, width] panel[width, PANEL]. On its own, because every register is taken: with a caller's
+ * constants around it, compilers reload the keys for each head. */
+static __attribute__((noinline)) void dot_panel(int64_t width, const float *q, const float *panel, float *dot)
+{
+    v8 sum[HEADS][VECTORS] = {{{0}}};
+
+    for (int64_t c = 0; c < width; c++) {
+        v8 key[VECTORS];
+
+#pragma GCC unroll 3
+        for (int v = 0; v < VECTORS; v++) {
+            key[v] = V8_CONST(panel + c * PANEL + v * LANES);
+            V8_HOLD(key[v]);
+        }
+#pragma GCC unroll 4
+        for (int h = 0; h < HEADS; h++)
+#pragma GCC unroll 3
+            for (int v = 0; v < VECTORS; v++)
+                sum[h][v] += key[v] * q[h * width + c];
+    }
+#pragma GCC unroll 4
+    for (int h = 0; h < HEADS; h++)
+#pragma GCC unroll 3
+        for (int v = 0; v < VECTORS; v++)
+            V8(dot + h * PANEL + v * LANES) = sum[h][v];
+}
+
 /* The scores of one query row for the keys of one panel. */
 static void score_panel(const struct strip *strip, int64_t width, const float *q, const float *weight,
                         const float *panel, float *scores)
 {
+    float dot[HEADS * PANEL];
     v8 total[VECTORS] = {{0}};
 
-    for (int64_t h = 0; h < strip->heads; h += HEADS, q += HEADS * width) {
-        v8 dot[HEADS][VECTORS] = {{{0}}};
-
-        for (int64_t c = 0; c < width; c++) {
-            const v8 *key = &V8_CONST(panel + c * PANEL);
-
-#pragma GCC unroll 4
-            for (int j = 0; j < HEADS; j++)
-#pragma GCC unroll 3
-                for (int v = 0; v < VECTORS; v++)
-                    dot[j][v] += key[v] * q[j * width + c];
-        }
-#pragma GCC unroll 4
+    for (int64_t h = 0; h < strip->heads; h += HEADS) {
+        dot_panel(width, q + h * width, panel, dot);
         for (int j = 0; j < HEADS; j++)
-#pragma GCC unroll 3
-            for (int v = 0; v < VECTORS; v++) /* relu lets NaN through */
-                total[v] += weight[h + j] * (v8)((v8i)dot[j][v] & ~(dot[j][v] < 0));
+            for (int v = 0; v < VECTORS; v++) { /* relu lets NaN through */
+                v8 x = V8(dot + j * PANEL + v * LANES);
+
+                total[v] += weight[h + j] * (v8)((v8i)x & ~(x < 0));
+            }
     }
     for (int v = 0; v < VECTORS; v++)
         V8(scores + v * LANES) = total[v];

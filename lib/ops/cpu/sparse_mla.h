@@ -1,13 +1,13 @@
-/* What forward and backward of sparse MLA attention share: the padded view of a call, and the three small products that
- * all of it is made of. Each of them takes a query's keys as pointers to their rows of the latent array, so that nothing
- * is gathered; each sums in one fixed order. */
+/* What forward and backward of sparse MLA attention share: the padded view of a call, and the three small products
+ * that all of it is made of. Each of them takes a query's keys as pointers to their rows of the latent array, so that
+ * nothing is gathered; each sums in one fixed order. */
 #ifndef GLM52_OPS_CPU_SPARSE_MLA_H
 #define GLM52_OPS_CPU_SPARSE_MLA_H
 
 #include "ops/cpu/vector.h"
 #include "ops/ops.h"
 
-enum { KEYS = 12 }; /* keys of one trip of keys_times_query: as many sums as registers allow */
+enum { KEYS = 12 }; /* of one trip of keys_times_query: as many sums as registers allow */
 
 /* Columns are padded to whole vectors, heads to whole vectors of lanes; what is added is 0. */
 struct padded {
@@ -68,12 +68,14 @@ ALWAYS_INLINE void keys_times_query_block(const float *const *key, const float *
 {
     v8 sum[KEYS] = {{0}};
 
-    for (int64_t c = 0; c < columns; c++)
+    for (int64_t c = 0; c < columns; c += LANES)
+#pragma GCC unroll 8
+        for (int d = 0; d < LANES; d++) /* so that a pointer that found no register is read once for all of these */
 #pragma GCC unroll 12
-        for (int i = 0; i < keys; i++)
+            for (int i = 0; i < keys; i++)
 #pragma GCC unroll 2
-            for (int v = 0; v < vectors; v++)
-                sum[i * vectors + v] += V8_CONST(query + c * lanes + v * LANES) * key[i][c];
+                for (int v = 0; v < vectors; v++)
+                    sum[i * vectors + v] += V8_CONST(query + (c + d) * lanes + v * LANES) * key[i][c + d];
 #pragma GCC unroll 12
     for (int i = 0; i < keys; i++)
 #pragma GCC unroll 2
@@ -81,7 +83,7 @@ ALWAYS_INLINE void keys_times_query_block(const float *const *key, const float *
             V8(dot + i * lanes + v * LANES) = sum[i * vectors + v];
 }
 
-/* n is rounded up to KEYS. columns: as many as matter. */
+/* n is rounded up to KEYS. columns: as many as matter, in whole vectors. */
 static inline void keys_times_query(const struct padded *p, const float *const *key, int64_t n, int64_t columns,
                                     const float *query, float *dot)
 {
@@ -105,12 +107,20 @@ ALWAYS_INLINE void weigh_keys_block(const float *const *key, int64_t n, const fl
 {
     v8 sum[4][3] = {{{0}}};
 
-    for (int64_t i = 0; i < n; i++)
+    for (int64_t i = 0; i < n; i++) {
+        v8 row[3];
+
+#pragma GCC unroll 3
+        for (int v = 0; v < vectors; v++) {
+            row[v] = V8_CONST(key[i] + c + v * LANES);
+            V8_HOLD(row[v]);
+        }
 #pragma GCC unroll 4
         for (int h = 0; h < 4; h++)
 #pragma GCC unroll 3
             for (int v = 0; v < vectors; v++)
-                sum[h][v] += V8_CONST(key[i] + c + v * LANES) * coefficient[i * stride + h];
+                sum[h][v] += row[v] * coefficient[i * stride + h];
+    }
 #pragma GCC unroll 4
     for (int h = 0; h < 4; h++)
 #pragma GCC unroll 3

@@ -2,8 +2,8 @@
  *     dS = P * (dout . value - D) * scale,  dq = dS K,  dK = dS^T q,  and the values, the first kv_rank columns of K,
  *     get P^T dout besides.
  * A chunk of rows at a time, first its rows in parallel: P and dS from lse, kept for the chunk, and dq. Then tiles of
- * keys in parallel: each adds what the chunk's rows give to its keys, in order of rows. So a key's gradient is summed in
- * order of rows whatever the chunk, the tile and the number of threads, and nothing of rows x keys exists. */
+ * keys in parallel: each adds what the chunk's rows give to its keys, in order of rows. So a key's gradient is summed
+ * in order of rows whatever the chunk, the tile and the number of threads, and nothing of rows x keys exists. */
 #include <math.h>
 #include <omp.h>
 
@@ -13,7 +13,7 @@
 #include "ops/cpu/sparse_mla.h"
 
 enum {
-    CHUNK_ROWS = 128,       /* enough to keep threads busy between two barriers */
+    CHUNK_ROWS = 256,       /* enough to keep threads busy between two barriers */
     CHUNK_BYTES = 16 << 20, /* of kept P and dS: fewer rows where they are long */
     TILES = 32,             /* of keys: enough to share out */
     TILE_KEYS = 64,         /* but not so small that a row has one key in each */
@@ -168,7 +168,7 @@ static void row_backward(const struct sparse_mla *a, const struct padded *p, con
     read_floats(a->type, x->out, t * latent, latent, scratch->out);
     pad_heads(p, a->heads, a->kv_rank, scratch->row, gradient + a->heads * p->columns);
     transpose_heads(p, a->heads, a->kv_rank, 1, scratch->row, scratch->query);
-    keys_times_query(p, scratch->key, n, a->kv_rank, scratch->query, scratch->dot);
+    keys_times_query(p, scratch->key, n, round_up(a->kv_rank, LANES), scratch->query, scratch->dot);
     memset(scratch->delta, 0, (size_t)p->lanes * sizeof(float));
     for (int64_t h = 0; h < a->heads; h++)
         for (int64_t c = h * a->kv_rank; c < (h + 1) * a->kv_rank; c++)
@@ -199,8 +199,11 @@ ALWAYS_INLINE void add_to_keys(const struct padded *p, int64_t heads, const floa
 
 #pragma GCC unroll 6
             for (int v = 0; v < vectors; v++) {
-                sum[0][v] += V8_CONST(row + v * LANES) * a[half * p->lanes + h];
-                sum[1][v] += V8_CONST(row + v * LANES) * b[half * p->lanes + h];
+                v8 x = V8_CONST(row + v * LANES);
+
+                V8_HOLD(x);
+                sum[0][v] += x * a[half * p->lanes + h];
+                sum[1][v] += x * b[half * p->lanes + h];
             }
         }
 #pragma GCC unroll 6

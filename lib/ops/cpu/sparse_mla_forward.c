@@ -1,5 +1,5 @@
-/* Sparse MLA attention, forward (model.md 2.2, absorbed form): per row the logits of the selected keys, softmax in fp32,
- * and the weighted sum of their latents. Rows run in parallel, each in one fixed order of operations. */
+/* Sparse MLA attention, forward (model.md 2.2, absorbed form): per row the logits of the selected keys, softmax in
+ * fp32, and the weighted sum of their latents. Rows run in parallel, each in one fixed order of operations. */
 #include <math.h>
 #include <omp.h>
 

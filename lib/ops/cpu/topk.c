@@ -1,8 +1,8 @@
 /* Top-k selection: score descending, then position ascending, emitted ascending (model.md 2.3).
  *
- * The k-th best score is found exactly: fp32 scores map to integers of the same order, a histogram of their leading bits
- * finds the bin of the k-th best, the next bits refine it until few candidates are left, and bisection over the bits of
- * those finishes. One pass in order of position then emits what lies above it, and ties until k are there. */
+ * The k-th best score is found exactly: fp32 scores map to integers of the same order, a histogram of their leading
+ * bits finds the bin of the k-th best, the next bits refine it until few candidates are left, and bisection over the
+ * bits of those finishes. One pass in order of position then emits what lies above it, and ties until k are there. */
 #include "ops/cpu/topk.h"
 
 #include <float.h>
@@ -52,6 +52,16 @@ static inline int has_prefix(const struct narrowed *at, uint32_t rank)
     return rank >> (at->shift - 1) >> 1 == at->prefix; /* in two steps, for shift = 32 */
 }
 
+/* Ranks of up to BLOCK scores from i on; returns how many. */
+static inline int64_t rank_block(const float *scores, int64_t i, int64_t count, uint32_t *rank)
+{
+    int64_t n = count - i < BLOCK ? count - i : BLOCK;
+
+    for (int64_t j = 0; j < n; j++)
+        rank[j] = rank_of(scores[i + j]);
+    return n;
+}
+
 /* Learns the next digit below `shift`. Two histograms, because equal neighbours would wait for each other. */
 static void narrow(struct narrowed *at, const float *scores, int64_t count)
 {
@@ -61,10 +71,8 @@ static void narrow(struct narrowed *at, const float *scores, int64_t count)
     int bin = 1 << bits;
 
     for (int64_t i = 0; i < count; i += BLOCK) {
-        int64_t n = count - i < BLOCK ? count - i : BLOCK;
+        int64_t n = rank_block(scores, i, count, rank);
 
-        for (int64_t j = 0; j < n; j++)
-            rank[j] = rank_of(scores[i + j]);
         for (int64_t j = 0; j < n; j++)
             if (has_prefix(at, rank[j]))
                 bins[j & 1][rank[j] >> below & ((1u << bits) - 1)]++;
@@ -82,14 +90,16 @@ static void narrow(struct narrowed *at, const float *scores, int64_t count)
 /* Learns all remaining bits from the few ranks that still have the prefix. */
 static void bisect(struct narrowed *at, const float *scores, int64_t count)
 {
-    uint32_t candidate[CANDIDATES + 1]; /* one more: every rank is stored, few advance */
+    uint32_t candidate[CANDIDATES + 1], rank[BLOCK]; /* one more: every rank is stored, few advance */
     int64_t n = 0;
 
-    for (int64_t i = 0; i < count; i++) {
-        uint32_t rank = rank_of(scores[i]);
+    for (int64_t i = 0; i < count; i += BLOCK) {
+        int64_t ranks = rank_block(scores, i, count, rank);
 
-        candidate[n] = rank;
-        n += has_prefix(at, rank);
+        for (int64_t j = 0; j < ranks; j++) {
+            candidate[n] = rank[j];
+            n += has_prefix(at, rank[j]);
+        }
     }
     at->prefix = at->shift < 32 ? at->prefix << at->shift : 0;
     while (at->shift > 0) {
