@@ -90,11 +90,19 @@ static void check_moves(struct dispatch d)
 
 CASE(dispatch_collect, "there and back, overwriting and adding, in both types")
 {
-    for (int add = 0; add < 2; add++) {
-        check_moves((struct dispatch){.rows = 29, .width = 21, .k = 4, .experts = 9, .add = add, .type = GLM52_DTYPE_F32});
-        check_moves((struct dispatch){.rows = 23, .width = 16, .k = 3, .experts = 7, .add = add, .type = GLM52_DTYPE_BF16});
-        check_moves((struct dispatch){.rows = 31, .width = 5, .k = 1, .experts = 4, .add = add, .type = GLM52_DTYPE_F32});
-        check_moves((struct dispatch){.rows = 0, .width = 5, .k = 2, .experts = 4, .add = add, .type = GLM52_DTYPE_F32});
+    const struct dispatch shape[] = {
+        {.rows = 29, .width = 21, .k = 4, .experts = 9, .type = GLM52_DTYPE_F32},
+        {.rows = 23, .width = 16, .k = 3, .experts = 7, .type = GLM52_DTYPE_BF16},
+        {.rows = 31, .width = 5, .k = 1, .experts = 4, .type = GLM52_DTYPE_F32},
+        {.rows = 7, .width = 1031, .k = 2, .experts = 5, .type = GLM52_DTYPE_BF16},
+        {.rows = 0, .width = 5, .k = 2, .experts = 4, .type = GLM52_DTYPE_F32},
+    };
+
+    for (int i = 0; i < 10; i++) {
+        struct dispatch d = shape[i / 2];
+
+        d.add = i % 2;
+        check_moves(d);
     }
 }
 

@@ -1,8 +1,8 @@
-/* The way of rows to their experts and back: a stable counting sort of the assignments, a copy in its order, and the sum
- * over a row's experts. */
+/* The way of rows to their experts and back: a stable counting sort of the assignments, a copy in its order, and the
+ * sum over a row's experts. */
 #include "ops/count.h"
 #include "ops/cpu/cpu.h"
-#include "ops/cpu/vector.h"
+#include "ops/cpu/row.h"
 
 enum { BLOCK = 2048 }; /* assignments counted and placed by one thread at a time */
 
@@ -74,16 +74,19 @@ void cpu_dispatch_spread(struct stream *s, const struct dispatch *d, const int32
     count_end(call);
 }
 
-/* Columns c .. c + n - 1 of one row, n at most LANES. The sum is rounded to the type once. */
-static inline void collect(const struct dispatch *d, const int32_t *place, const void *x, void *y, int64_t row,
-                           int64_t c, int64_t n)
+/* Columns c .. c + n - 1 of one row, n at most CHUNK. The sum is rounded to the type once. */
+static void collect(const struct dispatch *d, const int32_t *place, const void *x, void *y, int64_t row, int64_t c,
+                    int64_t n)
 {
-    float sum[LANES] = {0}, part[LANES];
+    float sum[CHUNK], buffer[CHUNK];
 
     if (d->add)
         read_floats(d->type, y, row * d->width + c, n, sum);
+    else
+        memset(sum, 0, (size_t)n * sizeof *sum);
     for (int32_t j = 0; j < d->k; j++) {
-        read_floats(d->type, x, place[row * d->k + j] * d->width + c, n, part);
+        const float *part = load(d->type, x, place[row * d->k + j] * d->width + c, n, buffer);
+
         for (int64_t i = 0; i < n; i++)
             sum[i] += part[i];
     }
@@ -95,12 +98,8 @@ void cpu_dispatch_collect(struct stream *s, const struct dispatch *d, const int3
     struct counted call = count_dispatch_collect(s, d);
 
 #pragma omp parallel for schedule(static) num_threads(s->threads)
-    for (int64_t t = 0; t < d->rows; t++) {
-        int64_t c = 0;
-
-        for (; c + LANES <= d->width; c += LANES)
-            collect(d, place, x, y, t, c, LANES);
-        collect(d, place, x, y, t, c, d->width - c);
-    }
+    for (int64_t t = 0; t < d->rows; t++)
+        for (int64_t c = 0; c < d->width; c += CHUNK)
+            collect(d, place, x, y, t, c, least(d->width - c, CHUNK));
     count_end(call);
 }
