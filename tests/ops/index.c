@@ -92,8 +92,8 @@ static void check(const struct problem *p)
         largest = isfinite(want[i]) ? fmax(largest, fabs(want[i])) : largest;
     for (int threads = 1; threads <= 3; threads++) {
         device_threads(threads);
-        ops->index_select(device, &p->shape, p->q->at, p->key->at, p->weight->at, p->start->at, p->end->at, selected->at,
-                          array_workspace(ops->index_select_bytes(device, &p->shape))->at);
+        ops->index_select(device, &p->shape, p->q->at, p->key->at, p->weight->at, p->start->at, p->end->at,
+                          selected->at, array_workspace(ops->index_select_bytes(device, &p->shape))->at);
         check_same(selected);
         ops->index_scores(device, &p->shape, p->q->at, p->key->at, p->weight->at, p->start->at, p->end->at, scores->at);
         check_same(scores);

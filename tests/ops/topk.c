@@ -67,7 +67,8 @@ static struct problem problem(int64_t rows, int64_t keys, int32_t k, double (*sc
 
 static void check(const struct problem *p)
 {
-    struct array *selected = array_output(GLM52_DTYPE_I32, p->rows * p->k), *length = array_output(GLM52_DTYPE_I32, p->rows);
+    struct array *selected = array_output(GLM52_DTYPE_I32, p->rows * p->k);
+    struct array *length = array_output(GLM52_DTYPE_I32, p->rows);
     double *want = doubles(p->rows * p->k), *want_length = doubles(p->rows);
 
     for (int64_t t = 0; t < p->rows; t++)
@@ -75,7 +76,8 @@ static void check(const struct problem *p)
                                     (int32_t)p->end->value[t], p->k, want + t * p->k);
     for (int threads = 1; threads <= 3; threads++) {
         device_threads(threads);
-        ops->select_topk(device, p->rows, p->keys, p->k, p->scores->at, p->start->at, p->end->at, selected->at, length->at);
+        ops->select_topk(device, p->rows, p->keys, p->k, p->scores->at, p->start->at, p->end->at, selected->at,
+                         length->at);
         check_exact(selected, want);
         check_exact(length, want_length);
         array_poison(selected);

@@ -1,5 +1,5 @@
-/* Sigmoid router (model.md 2.6): the correction bias takes part in the choice alone, the weights are the chosen sigmoids,
- * normalised and scaled. */
+/* Sigmoid router (model.md 2.6): the correction bias takes part in the choice alone, the weights are the chosen
+ * sigmoids, normalised and scaled. */
 #include <math.h>
 
 #include "ops/count.h"
@@ -76,7 +76,8 @@ void cpu_route_forward(struct stream *s, const struct route *r, const float *log
     count_end(call);
 }
 
-/* With S = sum of the chosen sigmoids: weight_j = scale s_j / S, so ds_j = scale (dweight_j - sum_i dweight_i s_i / S) / S. */
+/* With S = sum of the chosen sigmoids, weight_j = scale s_j / S; so
+ *     ds_j = scale (dweight_j - sum_i dweight_i s_i / S) / S. */
 void cpu_route_backward(struct stream *s, const struct route *r, const float *logits, const int32_t *chosen,
                         const float *dweight, float *dlogits)
 {
