@@ -255,6 +255,24 @@ struct counted count_route_backward(struct stream *s, const struct route *r)
     return count(s, "route_backward", 0, WORD * (double)r->rows * 2 * ((double)r->experts + r->k));
 }
 
+struct counted count_route_auxiliary(struct stream *s, const struct route_auxiliary *a)
+{
+    double elements = (double)a->rows * a->experts;
+
+    return count(s, "route_auxiliary", 0, WORD * (3 * elements + a->sequences + 1) + 2 * sizeof(double));
+}
+
+struct counted count_count_experts(struct stream *s, const struct route *r, int masked)
+{
+    return count(s, "count_experts", 0,
+                 WORD * (double)r->rows * (r->k + (masked ? 1 : 0)) + 2 * (double)sizeof(double) * r->experts);
+}
+
+struct counted count_balance_bias(struct stream *s, int32_t experts)
+{
+    return count(s, "balance_bias", 0, (double)experts * (sizeof(double) + 2 * WORD));
+}
+
 struct counted count_dispatch_sort(struct stream *s, const struct dispatch *d)
 {
     return count(s, "dispatch_sort", 0, WORD * ((double)d->rows * d->k * 3 + d->experts + 1));
@@ -298,6 +316,24 @@ struct counted count_head_loss(struct stream *s, const struct head *h, int with_
     return count(s, "head_loss", 2 * rows * width * vocabulary * (with_gradient ? 3 : 1), bytes);
 }
 
+struct counted count_head_hit(struct stream *s, const struct head *h)
+{
+    double rows = (double)h->rows, width = (double)h->width, vocabulary = (double)h->vocabulary;
+
+    return count(s, "head_hit", 2 * rows * width * vocabulary,
+                 size(h->type) * width * (rows + vocabulary) + 2 * WORD * rows);
+}
+
+/* Trunk and drafts forward, drafts backward; rows of the trunk that two chunks need count once. */
+struct counted count_head_tv(struct stream *s, const struct head_tv *h, int with_gradient)
+{
+    double rows = (double)h->rows, width = (double)h->width, vocabulary = (double)h->vocabulary, depths = h->depths;
+    double bytes = size(h->type) * width * (rows * (1 + depths) + vocabulary) + WORD * rows * (2 + depths);
+
+    if (with_gradient) bytes += size(h->type) * width * rows * depths;
+    return count(s, "head_tv", 2 * rows * width * vocabulary * (1 + depths * (with_gradient ? 2 : 1)), bytes);
+}
+
 /* ---- arithmetic and update ---- */
 
 struct counted count_add(struct stream *s, int64_t elements, glm52_dtype type)
@@ -330,4 +366,15 @@ struct counted count_adamw(struct stream *s, const struct adamw *a, int with_mas
     double parameter = with_master ? 2 * WORD + size(a->type) : 2 * size(a->type);
 
     return count(s, "adamw", 0, (double)a->count * (5 * WORD + parameter));
+}
+
+/* With m the shorter side, an iteration is X X^T, A A and B X; symmetry is not counted. */
+struct counted count_muon(struct stream *s, const struct muon *u, int with_master)
+{
+    double rows = (double)u->rows, columns = (double)u->columns, batch = (double)u->batch;
+    double m = rows < columns ? rows : columns, n = rows < columns ? columns : rows;
+    double parameter = with_master ? 2 * WORD + size(u->type) : 2 * size(u->type);
+
+    return count(s, "muon", u->steps * (4 * m * m * n + 2 * m * m * m) * batch,
+                 batch * rows * columns * (3 * WORD + parameter));
 }

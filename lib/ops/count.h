@@ -43,6 +43,9 @@ struct counted count_index_kl_dense(struct stream *s, const struct indexer *i, c
 
 struct counted count_route_forward(struct stream *s, const struct route *r);
 struct counted count_route_backward(struct stream *s, const struct route *r);
+struct counted count_route_auxiliary(struct stream *s, const struct route_auxiliary *a);
+struct counted count_count_experts(struct stream *s, const struct route *r, int masked);
+struct counted count_balance_bias(struct stream *s, int32_t experts);
 struct counted count_dispatch_sort(struct stream *s, const struct dispatch *d);
 struct counted count_dispatch_spread(struct stream *s, const struct dispatch *d);
 struct counted count_dispatch_collect(struct stream *s, const struct dispatch *d);
@@ -50,6 +53,8 @@ struct counted count_swiglu_forward(struct stream *s, const struct swiglu *g, in
 struct counted count_swiglu_backward(struct stream *s, const struct swiglu *g, int weighted);
 
 struct counted count_head_loss(struct stream *s, const struct head *h, int with_gradient);
+struct counted count_head_hit(struct stream *s, const struct head *h);
+struct counted count_head_tv(struct stream *s, const struct head_tv *h, int with_gradient);
 
 struct counted count_add(struct stream *s, int64_t count, glm52_dtype type);
 struct counted count_convert(struct stream *s, int64_t count, glm52_dtype from, glm52_dtype to);
@@ -57,5 +62,6 @@ struct counted count_sum(struct stream *s, int64_t count, int weighted);
 struct counted count_sum_squares(struct stream *s, int64_t count);
 struct counted count_clip(struct stream *s);
 struct counted count_adamw(struct stream *s, const struct adamw *a, int with_master);
+struct counted count_muon(struct stream *s, const struct muon *m, int with_master);
 
 #endif

@@ -120,7 +120,7 @@ struct swiglu {
 };
 
 /* Auxiliary losses of the router (training.md 5): balance = coefficient * E / (k T^2) * sum_e count_e * sum_t s'[t,e] for
- * each sequence, averaged over the sequences; z = z_coefficient * mean_t logsumexp(z_t)^2. */
+ * each sequence, averaged over the sequences that have rows; z = z_coefficient * mean_t logsumexp(z_t)^2. */
 struct route_auxiliary {
     int64_t rows;
     int32_t experts, k, sequences;

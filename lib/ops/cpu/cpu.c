@@ -111,6 +111,9 @@ static const struct ops cpu_ops = {
     .index_kl_dense = cpu_index_kl_dense,
     .route_forward = cpu_route_forward,
     .route_backward = cpu_route_backward,
+    .route_auxiliary = cpu_route_auxiliary,
+    .count_experts = cpu_count_experts,
+    .balance_bias = cpu_balance_bias,
     .dispatch_sort_bytes = cpu_dispatch_sort_bytes,
     .dispatch_sort = cpu_dispatch_sort,
     .dispatch_spread = cpu_dispatch_spread,
@@ -119,6 +122,9 @@ static const struct ops cpu_ops = {
     .swiglu_backward = cpu_swiglu_backward,
     .head_loss_bytes = cpu_head_loss_bytes,
     .head_loss = cpu_head_loss,
+    .head_hit = cpu_head_hit,
+    .head_tv_bytes = cpu_head_tv_bytes,
+    .head_tv = cpu_head_tv,
     .add = cpu_add,
     .convert = cpu_convert,
     .sum_bytes = cpu_sum_bytes,
@@ -126,6 +132,8 @@ static const struct ops cpu_ops = {
     .sum_squares = cpu_sum_squares,
     .clip = cpu_clip,
     .adamw = cpu_adamw,
+    .muon_bytes = cpu_muon_bytes,
+    .muon = cpu_muon,
 };
 
 glm52_status stream_open_cpu(struct stream *s, struct host *host, int threads)

@@ -92,6 +92,11 @@ void cpu_route_forward(struct stream *s, const struct route *r, const float *log
                        int32_t *chosen, float *weight);
 void cpu_route_backward(struct stream *s, const struct route *r, const float *logits, const int32_t *chosen,
                         const float *dweight, float *dlogits);
+void cpu_route_auxiliary(struct stream *s, const struct route_auxiliary *a, const float *logits, const int32_t *sequence,
+                         float *dlogits, double *loss);
+void cpu_count_experts(struct stream *s, const struct route *r, const int32_t *chosen, const float *counted,
+                       double *counts);
+void cpu_balance_bias(struct stream *s, int32_t experts, float rate, const double *counts, float *bias);
 size_t cpu_dispatch_sort_bytes(struct stream *s, const struct dispatch *d);
 void cpu_dispatch_sort(struct stream *s, const struct dispatch *d, const int32_t *chosen, int32_t *offsets,
                        int32_t *source, int32_t *place, void *workspace);
@@ -104,6 +109,11 @@ void cpu_swiglu_backward(struct stream *s, const struct swiglu *g, const void *g
 size_t cpu_head_loss_bytes(struct stream *s, const struct head *h);
 void cpu_head_loss(struct stream *s, const struct head *h, const void *x, const void *w, const int32_t *label,
                    const float *weight, float *loss, void *dx, float *dw, void *workspace);
+void cpu_head_hit(struct stream *s, const struct head *h, const void *x, const void *w, const int32_t *label, float *hit,
+                  void *workspace);
+size_t cpu_head_tv_bytes(struct stream *s, const struct head_tv *h);
+void cpu_head_tv(struct stream *s, const struct head_tv *h, const void *target, const void *draft, const void *w,
+                 const float *weight, float *alpha, float *loss, void *dx, void *workspace);
 void cpu_add(struct stream *s, int64_t count, glm52_dtype type, const void *x, void *y);
 void cpu_convert(struct stream *s, int64_t count, glm52_dtype from, const void *x, glm52_dtype to, void *y);
 size_t cpu_sum_bytes(struct stream *s, int64_t count);
@@ -112,5 +122,8 @@ void cpu_sum_squares(struct stream *s, int64_t count, const float *x, double *ou
 void cpu_clip(struct stream *s, const double *squares, float limit, float *norm, float *coefficient);
 void cpu_adamw(struct stream *s, const struct adamw *a, const float *rates, const float *coefficient,
                const float *gradient, float *m, float *v, float *master, void *parameter);
+size_t cpu_muon_bytes(struct stream *s, const struct muon *m);
+void cpu_muon(struct stream *s, const struct muon *m, const float *rates, const float *coefficient,
+              const float *gradient, float *momentum, float *master, void *parameter, void *workspace);
 
 #endif

@@ -1,27 +1,16 @@
-/* Output head fused with cross-entropy (model.md 2.7): the logits of a chunk of rows exist, never those of all rows, and
- * become their own gradient in place. */
+/* Output head fused with cross-entropy (model.md 2.7), and with the search for its largest logit: the logits of a chunk
+ * of rows exist, never those of all rows, and become their own gradient in place. */
 #include <math.h>
 
 #include "ops/count.h"
-#include "ops/cpu/cpu.h"
 #include "ops/cpu/expf.h"
+#include "ops/cpu/head.h"
 #include "ops/cpu/row.h"
-
-/* 16 MB of logits, but enough rows that the weights are worth reading, and no more than matrix products profit from. */
-enum { CHUNK_LOGITS = 1 << 22, FEWEST_ROWS = 32, MOST_ROWS = 512 };
-
-static int64_t chunk_rows(const struct head *h)
-{
-    int64_t rows = CHUNK_LOGITS / h->vocabulary;
-
-    rows = rows < FEWEST_ROWS ? FEWEST_ROWS : least(rows, MOST_ROWS);
-    return least(rows, h->rows);
-}
 
 size_t cpu_head_loss_bytes(struct stream *s, const struct head *h)
 {
     (void)s;
-    return (size_t)chunk_rows(h) * (size_t)h->vocabulary * sizeof(float);
+    return (size_t)head_chunk_rows(h) * (size_t)h->vocabulary * sizeof(float);
 }
 
 /* The loss of one row. If weight is not NULL, its logits become weight * (softmax - one at the label). */
@@ -51,19 +40,25 @@ static float row_loss(float *logits, int64_t vocabulary, int32_t label, const fl
     return logf(sum) + (most - chosen);
 }
 
+/* Of `rows` rows of x. */
+static struct gemm to_logits(const struct head *h, int64_t rows)
+{
+    return (struct gemm){.m = rows, .n = h->vocabulary, .k = h->width, .lda = h->width, .ldb = h->width,
+                         .ldc = h->vocabulary, .batch = 1, .transpose_b = 1, .a_type = h->type, .b_type = h->type,
+                         .c_type = GLM52_DTYPE_F32};
+}
+
 void cpu_head_loss(struct stream *s, const struct head *h, const void *x, const void *w, const int32_t *label,
                    const float *weight, float *loss, void *dx, float *dw, void *workspace)
 {
     struct counted call = count_head_loss(s, h, dx != NULL);
-    int64_t step = chunk_rows(h), size = (int64_t)dtype_size(h->type), width = h->width, vocabulary = h->vocabulary;
+    int64_t step = head_chunk_rows(h), size = (int64_t)dtype_size(h->type), width = h->width, vocabulary = h->vocabulary;
     float *logits = workspace;
 
     for (int64_t first = 0; first < h->rows; first += step) {
         int64_t rows = least(step, h->rows - first);
         const void *x_rows = (const char *)x + first * width * size;
-        struct gemm forward = {.m = rows, .n = vocabulary, .k = width, .lda = width, .ldb = width, .ldc = vocabulary,
-                               .batch = 1, .transpose_b = 1, .a_type = h->type, .b_type = h->type,
-                               .c_type = GLM52_DTYPE_F32};
+        struct gemm forward = to_logits(h, rows);
         struct gemm to_x = {.m = rows, .n = width, .k = vocabulary, .lda = vocabulary, .ldb = width, .ldc = width,
                             .batch = 1, .a_type = GLM52_DTYPE_F32, .b_type = h->type, .c_type = h->type};
         struct gemm to_w = {.m = vocabulary, .n = width, .k = rows, .lda = vocabulary, .ldb = width, .ldc = width,
@@ -79,6 +74,37 @@ void cpu_head_loss(struct stream *s, const struct head *h, const void *x, const 
             gemm_run(s, &to_x, logits, w, (char *)dx + first * width * size);
             gemm_run(s, &to_w, logits, x_rows, dw);
         }
+    }
+    count_end(call);
+}
+
+/* Whether the first of the largest logits is the label's. */
+static float row_hit(const float *logits, int64_t vocabulary, int32_t label)
+{
+    float most;
+    int64_t first = 0;
+
+    if (label < 0) return 0;
+    most = largest(logits, vocabulary);
+    while (first < label && logits[first] != most) first++;
+    return first == label && logits[first] == most;
+}
+
+void cpu_head_hit(struct stream *s, const struct head *h, const void *x, const void *w, const int32_t *label,
+                  float *hit, void *workspace)
+{
+    struct counted call = count_head_hit(s, h);
+    int64_t step = head_chunk_rows(h), size = (int64_t)dtype_size(h->type), vocabulary = h->vocabulary;
+    float *logits = workspace;
+
+    for (int64_t first = 0; first < h->rows; first += step) {
+        int64_t rows = least(step, h->rows - first);
+        struct gemm forward = to_logits(h, rows);
+
+        gemm_run(s, &forward, (const char *)x + first * h->width * size, w, logits);
+#pragma omp parallel for schedule(static) num_threads(cpu_team(s, (double)rows * (double)vocabulary))
+        for (int64_t row = 0; row < rows; row++)
+            hit[first + row] = row_hit(logits + row * vocabulary, vocabulary, label[first + row]);
     }
     count_end(call);
 }

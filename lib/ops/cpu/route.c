@@ -3,31 +3,14 @@
 #include <math.h>
 
 #include "ops/count.h"
-#include "ops/cpu/cpu.h"
-#include "ops/cpu/expf.h"
+#include "ops/cpu/route.h"
 
-static const float SUM_FLOOR = 1e-20f; /* as published code has it */
-
-static inline float sigmoid(float x)
-{
-    return 1.0f / (1.0f + exp_f32(-x));
-}
-
-/* sigmoid'(x), without the cancellation of 1 - sigmoid. */
-static inline float sigmoid_slope(float x)
-{
-    float e = exp_f32(-fabsf(x));
-
-    return e / ((1.0f + e) * (1.0f + e));
-}
-
-/* Keeps the k best experts, best first, in chosen, and their scores in score. A NaN never displaces anything. */
-static void choose(int32_t experts, int32_t k, const float *logit, const float *bias, int32_t *chosen, float *score)
+void route_choose(int32_t experts, int32_t k, const float *logit, const float *bias, int32_t *chosen, float *score)
 {
     int32_t n = 0;
 
     for (int32_t e = 0; e < experts; e++) {
-        float x = sigmoid(logit[e]) + bias[e];
+        float x = sigmoid(logit[e]) + (bias ? bias[e] : 0.0f);
         int32_t j;
 
         if (isnan(x))
@@ -66,12 +49,12 @@ void cpu_route_forward(struct stream *s, const struct route *r, const float *log
         int32_t *expert = chosen + t * r->k;
         float *w = weight + t * r->k, sum = 0;
 
-        choose(r->experts, r->k, logit, bias, expert, w);
+        route_choose(r->experts, r->k, logit, bias, expert, w);
         sort_ascending(expert, r->k);
         for (int32_t j = 0; j < r->k; j++)
             sum += w[j] = sigmoid(logit[expert[j]]);
         for (int32_t j = 0; j < r->k; j++)
-            w[j] *= r->normalize ? r->scale / (sum + SUM_FLOOR) : r->scale;
+            w[j] *= r->normalize ? r->scale / (sum + ROUTE_SUM_FLOOR) : r->scale;
     }
     count_end(call);
 }
@@ -98,8 +81,8 @@ void cpu_route_backward(struct stream *s, const struct route *r, const float *lo
                 sum += sigma;
                 mean += dw[j] * sigma;
             }
-            mean /= sum + SUM_FLOOR;
-            factor /= sum + SUM_FLOOR;
+            mean /= sum + ROUTE_SUM_FLOOR;
+            factor /= sum + ROUTE_SUM_FLOOR;
         }
         for (int32_t j = 0; j < r->k; j++)
             dlogit[expert[j]] = factor * (dw[j] - mean) * sigmoid_slope(logit[expert[j]]);

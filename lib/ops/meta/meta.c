@@ -214,6 +214,23 @@ static void meta_route_backward(struct stream *s, const struct route *r, const f
     count_route_backward(s, r);
 }
 
+static void meta_route_auxiliary(struct stream *s, const struct route_auxiliary *a, const float *logits,
+                                 const int32_t *sequence, float *dlogits, double *loss)
+{
+    count_route_auxiliary(s, a);
+}
+
+static void meta_count_experts(struct stream *s, const struct route *r, const int32_t *chosen, const float *counted,
+                               double *counts)
+{
+    count_count_experts(s, r, counted != NULL);
+}
+
+static void meta_balance_bias(struct stream *s, int32_t experts, float rate, const double *counts, float *bias)
+{
+    count_balance_bias(s, experts);
+}
+
 static void meta_dispatch_sort(struct stream *s, const struct dispatch *d, const int32_t *chosen, int32_t *offsets,
                                int32_t *source, int32_t *place, void *workspace)
 {
@@ -250,6 +267,18 @@ static void meta_head_loss(struct stream *s, const struct head *h, const void *x
     count_head_loss(s, h, dx != NULL);
 }
 
+static void meta_head_hit(struct stream *s, const struct head *h, const void *x, const void *w, const int32_t *label,
+                          float *hit, void *workspace)
+{
+    count_head_hit(s, h);
+}
+
+static void meta_head_tv(struct stream *s, const struct head_tv *h, const void *target, const void *draft, const void *w,
+                         const float *weight, float *alpha, float *loss, void *dx, void *workspace)
+{
+    count_head_tv(s, h, dx != NULL);
+}
+
 static void meta_add(struct stream *s, int64_t count, glm52_dtype type, const void *x, void *y)
 {
     count_add(s, count, type);
@@ -279,6 +308,12 @@ static void meta_adamw(struct stream *s, const struct adamw *a, const float *rat
                        const float *gradient, float *m, float *v, float *master, void *parameter)
 {
     count_adamw(s, a, master != NULL);
+}
+
+static void meta_muon(struct stream *s, const struct muon *m, const float *rates, const float *coefficient,
+                      const float *gradient, float *momentum, float *master, void *parameter, void *workspace)
+{
+    count_muon(s, m, master != NULL);
 }
 
 /* Workspaces are those of the cpu, so that a plan equals the run it stands for. */
@@ -323,6 +358,9 @@ static const struct ops meta_ops = {
     .index_kl_dense = meta_index_kl_dense,
     .route_forward = meta_route_forward,
     .route_backward = meta_route_backward,
+    .route_auxiliary = meta_route_auxiliary,
+    .count_experts = meta_count_experts,
+    .balance_bias = meta_balance_bias,
     .dispatch_sort_bytes = cpu_dispatch_sort_bytes,
     .dispatch_sort = meta_dispatch_sort,
     .dispatch_spread = meta_dispatch_spread,
@@ -331,6 +369,9 @@ static const struct ops meta_ops = {
     .swiglu_backward = meta_swiglu_backward,
     .head_loss_bytes = cpu_head_loss_bytes,
     .head_loss = meta_head_loss,
+    .head_hit = meta_head_hit,
+    .head_tv_bytes = cpu_head_tv_bytes,
+    .head_tv = meta_head_tv,
     .add = meta_add,
     .convert = meta_convert,
     .sum_bytes = cpu_sum_bytes,
@@ -338,6 +379,8 @@ static const struct ops meta_ops = {
     .sum_squares = meta_sum_squares,
     .clip = meta_clip,
     .adamw = meta_adamw,
+    .muon_bytes = cpu_muon_bytes,
+    .muon = meta_muon,
 };
 
 glm52_status stream_open_meta(struct stream *s, struct host *host)

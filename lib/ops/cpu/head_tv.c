@@ -1,0 +1,165 @@
+/* End-to-end total variation of drafts against the trunk (training.md 3.4), fused with the head: in the memory of one
+ * chunk of head_loss stand the trunk's logits of a few rows and of those that follow, and the drafts' of all depths, which
+ * become probabilities and then their own gradient in place. */
+#include "ops/count.h"
+#include "ops/cpu/cpu.h"
+#include "ops/cpu/expf.h"
+#include "ops/cpu/head.h"
+#include "ops/cpu/row.h"
+
+struct chunk {
+    int64_t rows, trunk_rows; /* of drafts per depth; of the trunk, beginning one after the drafts */
+    float *trunk, *draft;     /* [trunk_rows,vocabulary], [depths,rows,vocabulary] */
+    float *below;             /* [depths,rows]: q's mass where it does not exceed p */
+    size_t bytes;
+};
+
+static struct chunk chunk_of(const struct head_tv *h, void *workspace)
+{
+    struct head plain = {h->rows, h->width, h->vocabulary, h->type};
+    int64_t rows = (head_chunk_rows(&plain) - (h->depths - 1)) / (h->depths + 1);
+    struct chunk c = {.rows = least(rows > 1 ? rows : 1, h->rows)};
+
+    if (h->rows == 0) return c;
+    c.trunk_rows = least(c.rows + h->depths - 1, h->rows - 1);
+    c.trunk = carve_floats(workspace, &c.bytes, c.trunk_rows * h->vocabulary);
+    c.draft = carve_floats(workspace, &c.bytes, h->depths * c.rows * h->vocabulary);
+    c.below = carve_floats(workspace, &c.bytes, h->depths * c.rows);
+    return c;
+}
+
+size_t cpu_head_tv_bytes(struct stream *s, const struct head_tv *h)
+{
+    (void)s;
+    return chunk_of(h, NULL).bytes;
+}
+
+static void softmax(float *x, int64_t count)
+{
+    float most = largest(x, count), scale;
+    double sum = 0;
+
+    for (int64_t j = 0; j < count; j += CHUNK) {
+        int64_t n = least(CHUNK, count - j);
+
+        for (int64_t i = j; i < j + n; i++) x[i] = exp_f32(x[i] - most);
+        sum += (double)total(x + j, n);
+    }
+    scale = (float)(1 / sum);
+    for (int64_t j = 0; j < count; j++) x[j] *= scale;
+}
+
+/* The acceptance sum min(p, q); *below gets the sum of q over q <= p. Rounding may carry either beyond 1. */
+static float acceptance(const float *p, const float *q, int64_t count, float *below)
+{
+    double overlap = 0, under = 0;
+
+    for (int64_t j = 0; j < count; j += CHUNK) {
+        float low[CHUNK], kept[CHUNK];
+        int64_t n = least(CHUNK, count - j);
+
+        for (int64_t i = 0; i < n; i++) {
+            low[i] = q[j + i] <= p[j + i] ? q[j + i] : p[j + i];
+            kept[i] = q[j + i] <= p[j + i] ? q[j + i] : 0.0f;
+        }
+        overlap += (double)total(low, n);
+        under += (double)total(kept, n);
+    }
+    *below = under < 1 ? (float)under : 1.0f;
+    return overlap < 1 ? (float)overlap : 1.0f;
+}
+
+/* q becomes slope * d acceptance / d logits = slope * q ((q <= p) - below). */
+static void to_gradient(const float *restrict p, float *restrict q, int64_t count, float below, float slope)
+{
+    float under = slope * (1.0f - below), over = -slope * below;
+
+    for (int64_t j = 0; j < count; j++) q[j] *= q[j] <= p[j] ? under : over;
+}
+
+/* Of one row: alpha and below of each depth, and the loss. With alpha_d' = alpha_d (1 + alpha_d+1'), the prefixes'
+ * products sum to alpha_0'. */
+static float row_loss(const struct head_tv *h, const float *trunk, float *draft, int64_t draft_stride, float *alpha,
+                      float *below, int64_t below_stride)
+{
+    double prefixes = 0;
+
+    for (int32_t d = h->depths - 1; d >= 0; d--) {
+        float *q = draft + d * draft_stride;
+
+        softmax(q, h->vocabulary);
+        alpha[d * h->rows] = acceptance(trunk + d * h->vocabulary, q, h->vocabulary, &below[d * below_stride]);
+        prefixes = (double)alpha[d * h->rows] * (1 + prefixes);
+    }
+    return (float)(1 - prefixes / h->depths);
+}
+
+/* d loss / d alpha_d = -(product of those before) (1 + the products of those after) / depths: no division by alpha. */
+static void row_gradient(const struct head_tv *h, const float *trunk, float *draft, int64_t draft_stride,
+                         const float *alpha, const float *below, int64_t below_stride, float weight)
+{
+    double before = -(double)weight / h->depths;
+
+    for (int32_t d = 0; d < h->depths; d++) {
+        double after = 0;
+
+        for (int32_t later = h->depths - 1; later > d; later--) after = (double)alpha[later * h->rows] * (1 + after);
+        to_gradient(trunk + d * h->vocabulary, draft + d * draft_stride, h->vocabulary, below[d * below_stride],
+                    (float)(before * (1 + after)));
+        before *= (double)alpha[d * h->rows];
+    }
+}
+
+static void chunk_losses(struct stream *s, const struct head_tv *h, const struct chunk *c, int64_t first, int64_t rows,
+                         const float *weight, float *alpha, float *loss, int with_gradient)
+{
+    int64_t stride = rows * h->vocabulary;
+
+#pragma omp parallel for schedule(static) num_threads(cpu_team(s, (double)rows * h->depths * (double)h->vocabulary * 8))
+    for (int64_t i = 0; i < rows; i++) {
+        const float *trunk = c->trunk + i * h->vocabulary;
+        float *draft = c->draft + i * h->vocabulary, *below = c->below + i, *to = alpha + first + i;
+
+        if (weight[first + i] == 0) {
+            loss[first + i] = 0;
+            for (int32_t d = 0; d < h->depths; d++) {
+                to[d * h->rows] = 0;
+                memset(draft + d * stride, 0, (size_t)h->vocabulary * sizeof *draft);
+            }
+            continue;
+        }
+        loss[first + i] = row_loss(h, trunk, draft, stride, to, below, c->rows);
+        if (with_gradient) row_gradient(h, trunk, draft, stride, to, below, c->rows, weight[first + i]);
+    }
+}
+
+void cpu_head_tv(struct stream *s, const struct head_tv *h, const void *target, const void *draft, const void *w,
+                 const float *weight, float *alpha, float *loss, void *dx, void *workspace)
+{
+    struct counted call = count_head_tv(s, h, dx != NULL);
+    struct chunk c = chunk_of(h, workspace);
+    int64_t size = (int64_t)dtype_size(h->type), width = h->width, vocabulary = h->vocabulary;
+
+    for (int64_t first = 0; first < h->rows; first += c.rows) {
+        int64_t rows = least(c.rows, h->rows - first), trunk_rows = least(rows + h->depths - 1, h->rows - 1 - first);
+        struct gemm trunk = {.m = trunk_rows, .n = vocabulary, .k = width, .lda = width, .ldb = width, .ldc = vocabulary,
+                             .batch = 1, .transpose_b = 1, .a_type = h->type, .b_type = h->type,
+                             .c_type = GLM52_DTYPE_F32};
+        struct gemm drafts = trunk, to_x = {.m = rows, .n = width, .k = vocabulary, .lda = vocabulary, .ldb = width,
+                                            .ldc = width, .batch = h->depths, .stride_a = rows * vocabulary,
+                                            .stride_c = h->rows * width, .a_type = GLM52_DTYPE_F32, .b_type = h->type,
+                                            .c_type = h->type};
+
+        drafts.m = rows;
+        drafts.batch = h->depths;
+        drafts.stride_a = h->rows * width;
+        drafts.stride_c = rows * vocabulary;
+        gemm_run(s, &trunk, (const char *)target + (first + 1) * width * size, w, c.trunk);
+        gemm_run(s, &drafts, (const char *)draft + first * width * size, w, c.draft);
+#pragma omp parallel for schedule(static) num_threads(cpu_team(s, (double)trunk_rows * (double)vocabulary * 8))
+        for (int64_t row = 0; row < trunk_rows; row++) softmax(c.trunk + row * vocabulary, vocabulary);
+        chunk_losses(s, h, &c, first, rows, weight, alpha, loss, dx != NULL);
+        if (dx) gemm_run(s, &to_x, c.draft, w, (char *)dx + first * width * size);
+    }
+    count_end(call);
+}
