@@ -1,4 +1,4 @@
-/* Head and cross-entropy in one. */
+/* Head and cross-entropy in one; which token it holds for the likeliest. */
 #include "case.h"
 
 static const glm52_dtype F32 = GLM52_DTYPE_F32, BF16 = GLM52_DTYPE_BF16;
@@ -122,6 +122,82 @@ CASE(head_loss, "several chunks of rows, the same bits for any number of threads
         check_same(dw);
     }
     check_close(loss, want, tolerance(F32, 68));
+}
+
+/* 1 where the first of the largest logits is the label's. */
+static double plain_hit(const struct head_case *c, int64_t row)
+{
+    int64_t best = 0;
+
+    for (int64_t t = 1; t < c->shape.vocabulary; t++)
+        if (logit(c, row, t) > logit(c, row, best)) best = t;
+    return best == (int64_t)c->label->value[row];
+}
+
+static void check_hit(struct head_case c)
+{
+    struct array *hit = array_output(F32, c.shape.rows);
+    struct array *workspace = array_workspace(ops->head_loss_bytes(device, &c.shape));
+    double *want = doubles(c.shape.rows);
+
+    for (int64_t row = 0; row < c.shape.rows; row++) want[row] = plain_hit(&c, row);
+    for (int threads = 1; threads <= 3; threads++) {
+        device_threads(threads);
+        ops->head_hit(device, &c.shape, c.x->at, c.w->at, c.label->at, hit->at, workspace->at);
+        array_fetch(workspace);
+        check_exact(hit, want);
+    }
+}
+
+/* Every third label that is there becomes that of the largest logit. */
+static struct head_case hit_case(int64_t rows, int64_t width, int64_t vocabulary, glm52_dtype type)
+{
+    struct head_case c = head_case(rows, width, vocabulary, type);
+
+    for (int64_t row = 0; row < rows; row += 3)
+        for (int64_t t = 0; t < vocabulary && c.label->value[row] >= 0 && !plain_hit(&c, row); t++)
+            c.label->value[row] = (double)t;
+    array_push(c.label);
+    return c;
+}
+
+CASE(head_hit, "odd shapes, absent labels, one row, none, one token, several chunks, bf16")
+{
+    check_hit(hit_case(23, 11, 37, F32));
+    check_hit(hit_case(1, 5, 7, F32));
+    check_hit(hit_case(5, 3, 1, F32));
+    check_hit(hit_case(0, 5, 7, F32));
+    check_hit(hit_case(1203, 3, 19, F32));
+    check_hit(hit_case(17, 13, 41, BF16));
+}
+
+CASE(head_hit, "of equal logits the first counts")
+{
+    struct head_case c = head_case(61, 3, 53, F32);
+
+    for (int64_t i = 0; i < c.x->count; i++) c.x->value[i] = (double)draw_between(-1, 1);
+    for (int64_t i = 0; i < c.w->count; i++) c.w->value[i] = (double)draw_between(-1, 1);
+    array_push(c.x);
+    array_push(c.w);
+    for (int64_t row = 0; row < 61; row++) { /* one of the largest, the first of them in every other row */
+        int64_t best = 0;
+
+        for (int64_t t = 1; t < 53; t++)
+            if (logit(&c, row, t) >= logit(&c, row, best) + (row % 2 ? 0 : 0.5)) best = t;
+        c.label->value[row] = (double)best;
+    }
+    array_push(c.label);
+    check_hit(c);
+}
+
+BENCH(head_hit, "4096 x 512 to 8192")
+{
+    struct head_case c = head_case(4096, 512, 8192, strcmp(ops->name, "cpu") == 0 ? F32 : BF16);
+    struct array *hit = array_output(F32, 4096), *workspace = array_workspace(ops->head_loss_bytes(device, &c.shape));
+
+    BENCH_LOOP
+        ops->head_hit(device, &c.shape, c.x->at, c.w->at, c.label->at, hit->at, workspace->at);
+    bench_rate(2.0 * 4096 * 512 * 8192, 0);
 }
 
 BENCH(head_loss, "with gradient, 4096 x 512 to 8192")

@@ -1,0 +1,204 @@
+/* Auxiliary losses of the router, counts, correction bias. */
+#include "case.h"
+
+static const glm52_dtype F32 = GLM52_DTYPE_F32, F64 = GLM52_DTYPE_F64, I32 = GLM52_DTYPE_I32;
+
+struct problem {
+    struct route_auxiliary shape;
+    struct array *logits, *sequence;
+    double *map; /* [rows,experts]: 1 for the k best */
+};
+
+static double sigmoid(double x)
+{
+    return 1 / (1 + exp(-x));
+}
+
+/* An expert is among the k best if fewer than k are better, or equal and lower. */
+static void fill_map(struct problem *p)
+{
+    int64_t experts = p->shape.experts;
+
+    for (int64_t t = 0; t < p->shape.rows; t++)
+        for (int64_t e = 0; e < experts; e++) {
+            const double *logit = p->logits->value + t * experts;
+            int32_t better = 0;
+
+            for (int64_t i = 0; i < experts; i++) better += logit[i] > logit[e] || (logit[i] == logit[e] && i < e);
+            p->map[t * experts + e] = better < p->shape.k;
+        }
+}
+
+static struct problem problem(struct route_auxiliary shape, const double *sequence)
+{
+    struct problem p = {shape, array_normal(F32, shape.rows * shape.experts, 2),
+                        array_from(I32, shape.sequences + 1, sequence), doubles(shape.rows * shape.experts)};
+
+    fill_map(&p);
+    return p;
+}
+
+static double balance(const struct problem *p, int64_t first, int64_t end)
+{
+    int64_t experts = p->shape.experts;
+    double rows = (double)(end - first), sum = 0;
+
+    for (int64_t e = 0; e < experts; e++) {
+        double count = 0, share = 0;
+
+        for (int64_t t = first; t < end; t++) {
+            double s = 1e-20;
+
+            for (int64_t i = 0; i < experts; i++) s += sigmoid(p->logits->value[t * experts + i]);
+            share += sigmoid(p->logits->value[t * experts + e]) / s;
+            count += p->map[t * experts + e];
+        }
+        sum += count * share;
+    }
+    return sum * (double)p->shape.coefficient * (double)experts / (p->shape.k * rows * rows);
+}
+
+static double objective(void *argument)
+{
+    const struct problem *p = argument;
+    const double *at = p->sequence->value;
+    double sequences = 0, sum = 0, squares = 0;
+
+    for (int32_t n = 0; n < p->shape.sequences; n++) {
+        if (at[n] == at[n + 1]) continue;
+        sum += balance(p, (int64_t)at[n], (int64_t)at[n + 1]);
+        sequences++;
+    }
+    if (sequences == 0) return 0;
+    for (int64_t t = (int64_t)at[0]; t < (int64_t)at[p->shape.sequences]; t++) {
+        double z = 0;
+
+        for (int32_t e = 0; e < p->shape.experts; e++) z += exp(p->logits->value[t * p->shape.experts + e]);
+        squares += log(z) * log(z);
+    }
+    return sum / sequences + (double)p->shape.z_coefficient * squares / (at[p->shape.sequences] - at[0]);
+}
+
+static void check(struct problem p)
+{
+    int64_t count = p.logits->count;
+    struct array *dlogits = array_zero(F32, count), *loss = array_zero(F64, 1);
+    double *want = doubles(count), want_loss = objective(&p) + 3;
+
+    differences(objective, &p, p.logits->value, count, want);
+    for (int threads = 1; threads <= 3; threads++) {
+        device_threads(threads);
+        memset(dlogits->value, 0, (size_t)count * sizeof(double));
+        loss->value[0] = 3;
+        array_push(dlogits);
+        array_push(loss);
+        ops->route_auxiliary(device, &p.shape, p.logits->at, p.sequence->at, dlogits->at, loss->at);
+        check_same(dlogits);
+        check_same(loss);
+    }
+    check_close(dlogits, want, tolerance(F32, p.shape.experts));
+    check_close(loss, &want_loss, tolerance(F32, 1));
+    for (int64_t i = 0; i < count; i++) { /* it is added to */
+        want[i] += 1;
+        dlogits->value[i] = 1;
+    }
+    array_push(dlogits);
+    ops->route_auxiliary(device, &p.shape, p.logits->at, p.sequence->at, dlogits->at, loss->at);
+    check_close(dlogits, want, tolerance(F32, 1));
+}
+
+static struct route_auxiliary shape_of(int64_t rows, int32_t experts, int32_t k, int32_t sequences)
+{
+    return (struct route_auxiliary){rows, experts, k, sequences, 0.5f, 0.25f};
+}
+
+CASE(route_auxiliary, "one sequence, several, rows of none, empty ones")
+{
+    check(problem(shape_of(23, 7, 3, 1), (double[]){0, 23}));
+    check(problem(shape_of(29, 11, 2, 3), (double[]){0, 1, 12, 29}));
+    check(problem(shape_of(19, 5, 2, 2), (double[]){4, 11, 17}));
+    check(problem(shape_of(17, 6, 1, 5), (double[]){0, 0, 9, 9, 17, 17}));
+}
+
+CASE(route_auxiliary, "many rows")
+{
+    check(problem(shape_of(211, 3, 2, 2), (double[]){1, 140, 210}));
+}
+
+CASE(route_auxiliary, "no rows, no sequence, every expert chosen")
+{
+    check(problem(shape_of(0, 5, 2, 1), (double[]){0, 0}));
+    check(problem(shape_of(3, 5, 2, 0), (double[]){0}));
+    check(problem(shape_of(5, 7, 7, 1), (double[]){0, 5}));
+}
+
+CASE(route_auxiliary, "either loss alone")
+{
+    struct route_auxiliary shape = shape_of(13, 9, 4, 2);
+
+    shape.coefficient = 0;
+    check(problem(shape, (double[]){0, 6, 13}));
+    shape = shape_of(13, 9, 4, 2);
+    shape.z_coefficient = 0;
+    check(problem(shape, (double[]){0, 6, 13}));
+}
+
+CASE(route_auxiliary, "equal experts: the lower ones count")
+{
+    struct problem p = problem(shape_of(31, 8, 3, 2), (double[]){0, 14, 31});
+
+    for (int64_t i = 0; i < p.logits->count; i++) p.logits->value[i] = (double)draw_below(2);
+    array_push(p.logits);
+    fill_map(&p);
+    check(p);
+}
+
+CASE(count_experts, "all rows, some rows, none; added to what is there")
+{
+    struct route shape = {.rows = 41, .experts = 7, .k = 3};
+    struct array *chosen = array_zero(I32, 41 * 3), *counted = array_zero(F32, 41), *counts;
+    double want[2][7], start[7];
+
+    for (int64_t e = 0; e < 7; e++) want[0][e] = want[1][e] = start[e] = ldexp(1, 24) + (double)e;
+    for (int64_t t = 0; t < 41; t++) {
+        counted->value[t] = (double)(t % 3) / 2;
+        for (int64_t j = 0; j < 3; j++) {
+            int64_t e = (draw_below(2) + 2 * j) % 7;
+
+            chosen->value[t * 3 + j] = (double)e;
+            want[0][e] += 1;
+            want[1][e] += counted->value[t] != 0;
+        }
+    }
+    array_push(chosen);
+    array_push(counted);
+    for (int masked = 0; masked < 2; masked++) {
+        counts = array_from(F64, 7, start);
+        ops->count_experts(device, &shape, chosen->at, masked ? counted->at : NULL, counts->at);
+        check_exact(counts, want[masked]);
+    }
+    shape.rows = 0;
+    ops->count_experts(device, &shape, chosen->at, NULL, counts->at);
+    check_exact(counts, want[1]);
+}
+
+CASE(balance_bias, "above, below and at the mean")
+{
+    struct array *bias = array_normal(F32, 5, 1), *counts = array_from(F64, 5, (double[]){0, 7, 5, 9, 4});
+    double want[5], sign[5] = {1, -1, 0, -1, 1};
+
+    for (int e = 0; e < 5; e++) want[e] = (double)(float)(bias->value[e] + sign[e] * 0.125);
+    ops->balance_bias(device, 5, 0.125f, counts->at, bias->at);
+    check_exact(bias, want);
+}
+
+BENCH(route_auxiliary, "8 of 256 experts, 4096 rows")
+{
+    struct problem p = {.shape = shape_of(4096, 256, 8, 1), .logits = array_normal(F32, 4096 * 256, 2),
+                        .sequence = array_from(I32, 2, (double[]){0, 4096})};
+    struct array *dlogits = array_zero(F32, 4096 * 256), *loss = array_zero(F64, 1);
+
+    BENCH_LOOP
+        ops->route_auxiliary(device, &p.shape, p.logits->at, p.sequence->at, dlogits->at, loss->at);
+    bench_rate(0, 12.0 * 4096 * 256);
+}

@@ -1,0 +1,339 @@
+/* Muon on blocks of every shape and layout. */
+#include "case.h"
+
+static const glm52_dtype F32 = GLM52_DTYPE_F32, BF16 = GLM52_DTYPE_BF16;
+
+static const float QUINTIC[5][3] = {{4.0848f, -6.8946f, 2.9270f},
+                                    {3.9505f, -6.3029f, 2.6377f},
+                                    {3.7418f, -5.5913f, 2.3037f},
+                                    {2.8769f, -3.1427f, 1.2046f},
+                                    {2.8366f, -3.0525f, 1.2012f}};
+
+/* The five coefficients a multiply what is rounded away along small singular values by up to 490. */
+static const double TOLERANCE = 490 * 0x1p-24;
+
+struct muon_case {
+    struct muon shape;
+    int64_t count; /* of elements from the first block to the last, gaps between rows and blocks included */
+    struct array *rates, *coefficient, *gradient, *momentum, *w, *parameter, *workspace;
+    double *want_momentum, *want_w;
+};
+
+/* Blocks of rows that follow one another. */
+static struct muon shape_of(int64_t batch, int64_t rows, int64_t columns, glm52_dtype type)
+{
+    struct muon m = {.batch = batch, .stride = rows * columns, .rows = rows, .columns = columns, .group_rows = rows,
+                     .momentum = 0.9f, .decay = 0.1f, .scale = 0.2f * sqrtf((float)(rows > columns ? rows : columns)),
+                     .steps = 5, .type = type};
+
+    memcpy(m.coefficient, QUINTIC, sizeof QUINTIC);
+    return m;
+}
+
+static int64_t at(const struct muon *m, int64_t block, int64_t i, int64_t j)
+{
+    return block * m->stride + i / m->group_rows * m->group_stride + i % m->group_rows * m->columns + j;
+}
+
+/* What lies between the blocks has no gradient that is a number, and must stay. */
+static void fill_gradient(struct muon_case *c)
+{
+    for (int64_t i = 0; i < c->count; i++) c->gradient->value[i] = (double)NAN;
+    for (int64_t b = 0; b < c->shape.batch; b++)
+        for (int64_t i = 0; i < c->shape.rows; i++)
+            for (int64_t j = 0; j < c->shape.columns; j++)
+                c->gradient->value[at(&c->shape, b, i, j)] = (double)(1 + b) * draw_normal();
+    array_push(c->gradient);
+}
+
+static struct muon_case muon_case(struct muon shape)
+{
+    struct muon_case c = {.shape = shape};
+    double rates[RATES] = {0.02, 0, 0}, coefficient = 0.75;
+    int empty = shape.batch == 0 || shape.rows == 0;
+
+    c.count = empty ? 0 : at(&shape, shape.batch - 1, shape.rows - 1, shape.columns - 1) + 1;
+    c.rates = array_from(F32, RATES, rates);
+    c.coefficient = array_from(F32, 1, &coefficient);
+    c.gradient = array_zero(F32, c.count);
+    c.momentum = array_normal(F32, c.count, 0.5);
+    c.w = array_normal(F32, c.count, 0.5); /* the master, or the parameter itself */
+    c.parameter = shape.type == F32 ? c.w : array_output(shape.type, c.count);
+    c.workspace = array_workspace(ops->muon_bytes(device, &shape));
+    c.want_momentum = doubles(c.count);
+    c.want_w = doubles(c.count);
+    for (int64_t i = 0; i < c.count; i++) {
+        c.want_momentum[i] = c.momentum->value[i];
+        c.want_w[i] = c.w->value[i];
+    }
+    fill_gradient(&c);
+    return c;
+}
+
+/* One iteration on x [m,n], m <= n. */
+static void iterate(double *x, int64_t m, int64_t n, const float *coefficient)
+{
+    double *a = doubles(m * m), *b = doubles(m * m), *y = doubles(m * n);
+
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t j = 0; j < m; j++)
+            for (int64_t k = 0; k < n; k++) a[i * m + j] += x[i * n + k] * x[j * n + k];
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t j = 0; j < m; j++) {
+            double square = 0;
+
+            for (int64_t k = 0; k < m; k++) square += a[i * m + k] * a[j * m + k];
+            b[i * m + j] = (double)coefficient[1] * a[i * m + j] + (double)coefficient[2] * square;
+        }
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t k = 0; k < m; k++)
+            for (int64_t j = 0; j < n; j++) y[i * n + j] += b[i * m + k] * x[k * n + j];
+    for (int64_t i = 0; i < m * n; i++) x[i] = (double)coefficient[0] * x[i] + y[i];
+}
+
+static void plain_block(struct muon_case *c, int64_t block)
+{
+    const struct muon *m = &c->shape;
+    int tall = m->rows > m->columns;
+    int64_t high = tall ? m->columns : m->rows, wide = tall ? m->rows : m->columns;
+    double *x = doubles(m->rows * m->columns), squares = 0, lr = c->rates->value[RATE_LR];
+    double beta = (double)m->momentum, fresh = m->classic ? 1 : 1 - beta;
+
+    for (int64_t i = 0; i < m->rows; i++)
+        for (int64_t j = 0; j < m->columns; j++) {
+            double *moved = &c->want_momentum[at(m, block, i, j)], g = c->gradient->value[at(m, block, i, j)] * 0.75, u;
+
+            *moved = beta * *moved + fresh * g;
+            u = m->nesterov ? fresh * g + beta * *moved : *moved;
+            x[tall ? j * wide + i : i * wide + j] = u;
+            squares += u * u;
+        }
+    for (int64_t i = 0; i < high * wide; i++) x[i] /= fmax(sqrt(squares), 1e-7);
+    for (int32_t step = 0; step < m->steps; step++) iterate(x, high, wide, m->coefficient[step]);
+    for (int64_t i = 0; i < m->rows; i++)
+        for (int64_t j = 0; j < m->columns; j++) {
+            double *w = &c->want_w[at(m, block, i, j)];
+
+            *w = *w * (1 - lr * (double)m->decay) - lr * (double)m->scale * x[tall ? j * wide + i : i * wide + j];
+        }
+}
+
+static void run(struct muon_case *c)
+{
+    ops->muon(device, &c->shape, c->rates->at, c->coefficient->at, c->gradient->at, c->momentum->at,
+              c->shape.type == F32 ? NULL : c->w->at, c->parameter->at, c->workspace->at);
+    array_fetch(c->workspace);
+}
+
+static void check_results(struct muon_case *c)
+{
+    check_close(c->momentum, c->want_momentum, tolerance(F32, 8));
+    check_close(c->w, c->want_w, TOLERANCE);
+    if (c->shape.type == BF16) {
+        double *rounded = doubles(c->count);
+
+        for (int64_t i = 0; i < c->count; i++)
+            rounded[i] = isnan(c->gradient->value[i]) ? (double)NAN
+                                                      : (double)bf16_to_f32(f32_to_bf16((float)c->w->value[i]));
+        check_exact(c->parameter, rounded);
+    }
+}
+
+/* Two steps, with lr so large that the weights are mostly update. */
+static void check_muon(struct muon shape)
+{
+    struct muon_case c = muon_case(shape);
+
+    for (int step = 0; step < 2; step++) {
+        c.rates->value[RATE_LR] = 2 - step;
+        array_push(c.rates);
+        fill_gradient(&c);
+        for (int64_t b = 0; b < shape.batch; b++) plain_block(&c, b);
+        run(&c);
+    }
+    check_results(&c);
+}
+
+CASE(muon, "wide, tall, square, one row, one column, one element, no rows, no blocks")
+{
+    check_muon(shape_of(3, 7, 23, F32));
+    check_muon(shape_of(2, 19, 6, F32));
+    check_muon(shape_of(2, 11, 11, F32));
+    check_muon(shape_of(4, 1, 13, F32));
+    check_muon(shape_of(2, 9, 1, F32));
+    check_muon(shape_of(3, 1, 1, F32));
+    check_muon(shape_of(2, 0, 5, F32));
+    check_muon(shape_of(0, 3, 5, F32));
+}
+
+CASE(muon, "both momenta, with and without Nesterov, no iteration, other coefficients")
+{
+    for (int bits = 0; bits < 4; bits++) {
+        struct muon shape = shape_of(2, 9, 14, F32);
+
+        shape.nesterov = bits & 1;
+        shape.classic = bits >> 1;
+        check_muon(shape);
+    }
+    struct muon shape = shape_of(2, 13, 8, F32);
+
+    shape.steps = 0;
+    check_muon(shape);
+    shape.steps = 1;
+    shape.coefficient[0][1] = 0;
+    check_muon(shape);
+    shape.coefficient[0][0] = 0;
+    check_muon(shape);
+}
+
+CASE(muon, "rows of several heads stacked into one block, and one block per head, with gaps")
+{
+    struct muon joint = shape_of(1, 3 * 5, 11, F32), each = shape_of(3, 4, 17, F32), tall = shape_of(2, 2 * 9, 7, F32);
+
+    joint.group_rows = 5;
+    joint.group_stride = 13 * 11;
+    check_muon(joint);
+    each.stride = 9 * 17;
+    check_muon(each);
+    tall.group_rows = 9;
+    tall.group_stride = 10 * 7 + 3;
+    tall.stride = 2 * tall.group_stride + 1;
+    check_muon(tall);
+}
+
+CASE(muon, "bf16 parameter of an fp32 master")
+{
+    struct muon shape = shape_of(3, 8, 21, BF16);
+
+    check_muon(shape);
+    shape.stride += 5;
+    check_muon(shape);
+}
+
+CASE(muon, "several tiles, mirrored ones among them")
+{
+    struct muon wide = shape_of(1, 271, 519, F32), tall = shape_of(1, 531, 263, F32);
+
+    wide.steps = tall.steps = 1;
+    check_muon(wide);
+    check_muon(tall);
+}
+
+CASE(muon, "more blocks than are worked on at a time")
+{
+    check_muon(shape_of(6, 3, 300007, F32));
+}
+
+CASE(muon, "a block without gradient and momentum only decays, exactly")
+{
+    struct muon_case c = muon_case(shape_of(3, 6, 10, F32));
+
+    for (int64_t i = 60; i < 120; i++) c.gradient->value[i] = c.momentum->value[i] = c.want_momentum[i] = 0;
+    array_push(c.gradient);
+    array_push(c.momentum);
+    for (int64_t b = 0; b < 3; b++) plain_block(&c, b);
+    run(&c);
+    check_results(&c);
+    for (int64_t i = 60; i < 120; i++) {
+        ck_assert(c.momentum->value[i] == 0);
+        ck_assert(c.w->value[i] / c.want_w[i] - 1 < 0x1p-22 && c.want_w[i] / c.w->value[i] - 1 < 0x1p-22);
+    }
+}
+
+CASE(muon, "a negative coefficient leaves everything as it is, whatever the gradient")
+{
+    struct muon_case c = muon_case(shape_of(2, 5, 9, BF16));
+    double *nothing = doubles(c.count);
+
+    for (int64_t i = 0; i < c.count; i++) {
+        c.gradient->value[i] = (double)INFINITY;
+        nothing[i] = (double)NAN;
+    }
+    c.coefficient->value[0] = -1;
+    array_push(c.gradient);
+    array_push(c.coefficient);
+    run(&c);
+    check_exact(c.w, c.want_w);
+    check_exact(c.momentum, c.want_momentum);
+    check_exact(c.parameter, nothing);
+}
+
+CASE(muon, "the same bits for any number of threads")
+{
+    struct muon shapes[] = {shape_of(3, 301, 517, F32), shape_of(5, 48, 256, F32), shape_of(2, 600, 131, BF16)};
+
+    for (int i = 0; i < 3; i++) {
+        struct muon_case c = muon_case(shapes[i]);
+        double *momentum = doubles(c.count), *w = doubles(c.count);
+
+        memcpy(momentum, c.want_momentum, (size_t)c.count * sizeof *momentum);
+        memcpy(w, c.want_w, (size_t)c.count * sizeof *w);
+        for (int threads = 1; threads <= 3; threads++) {
+            device_threads(threads);
+            memcpy(c.momentum->value, momentum, (size_t)c.count * sizeof *momentum);
+            memcpy(c.w->value, w, (size_t)c.count * sizeof *w);
+            array_push(c.momentum);
+            array_push(c.w);
+            run(&c);
+            check_same(c.momentum);
+            check_same(c.w);
+        }
+    }
+}
+
+/* ---- benches: blocks of the preset `bench` ---- */
+
+static double flops_of(const struct muon *m)
+{
+    double side = (double)(m->rows < m->columns ? m->rows : m->columns), longer = (double)(m->rows + m->columns) - side;
+
+    return m->steps * (4 * side * side * longer + 2 * side * side * side) * (double)m->batch;
+}
+
+static void bench_muon(const struct muon *shape, int count)
+{
+    struct muon_case c[8];
+    double flops = 0;
+
+    for (int i = 0; i < count; i++) {
+        c[i] = muon_case(shape[i]);
+        flops += flops_of(&shape[i]);
+    }
+    BENCH_LOOP
+        for (int i = 0; i < count; i++)
+            ops->muon(device, &c[i].shape, c[i].rates->at, c[i].coefficient->at, c[i].gradient->at, c[i].momentum->at,
+                      NULL, c[i].w->at, c[i].workspace->at);
+    bench_rate(flops, 0);
+}
+
+BENCH(muon, "16 x 512 x 512, experts")
+{
+    bench_muon((struct muon[]){shape_of(16, 512, 512, F32)}, 1);
+}
+
+BENCH(muon, "2 x 512 x 2048")
+{
+    bench_muon((struct muon[]){shape_of(2, 512, 2048, F32)}, 1);
+}
+
+BENCH(muon, "8 x 48 x 256, heads")
+{
+    bench_muon((struct muon[]){shape_of(8, 48, 256, F32)}, 1);
+}
+
+BENCH(muon, "8 x 16 x 256, heads")
+{
+    bench_muon((struct muon[]){shape_of(8, 16, 256, F32)}, 1);
+}
+
+BENCH(muon, "8 x 64 x 128, heads")
+{
+    bench_muon((struct muon[]){shape_of(8, 64, 128, F32)}, 1);
+}
+
+BENCH(muon, "a layer: 48 experts, attention by heads")
+{
+    bench_muon((struct muon[]){shape_of(48, 512, 512, F32), shape_of(1, 512, 2048, F32), shape_of(1, 256, 512, F32),
+                               shape_of(8, 48, 256, F32), shape_of(8, 16, 256, F32), shape_of(8, 48, 128, F32),
+                               shape_of(8, 64, 128, F32)}, 7);
+}
