@@ -34,10 +34,14 @@ local function write_file(path, text)
   if not done then recipe.error("GLM52_E_IO", "cannot write " .. path .. ": " .. tostring(reason or "disk full?")) end
 end
 
-local function save_state(self, finished)
+local function write_run(self, finished)
+  write_file(self.out .. "/run.json", string.format('{"finished":%s,"step":%d,"config":%s}\n', finished, self.at.step,
+    self.config:dump()))
+end
+
+local function save_state(self)
   self.step:save(self.out .. "/state")
-  write_file(self.out .. "/run.json", string.format('{"finished":%s,"step":%d,"config":%s}\n', finished,
-    self.at.step, self.config:dump()))
+  write_run(self, false)
 end
 
 -- {finished, step, config (JSON)} of the run whose state the directory holds, or nil.
@@ -75,7 +79,7 @@ local function compare_with_state(self, before)
   end
 end
 
--- Looks at the directory before anything large is opened: whether to go on from its state. An unfinished run is never
+-- Decides before anything large is opened whether to go on from the state on disk. That of an unfinished run is never
 -- replaced unasked.
 local function look_for_state(self, resume)
   local before = read_state(self)
@@ -85,8 +89,6 @@ local function look_for_state(self, resume)
   elseif before and not before.finished and resume == nil then
     recipe.error("GLM52_E_STATE", string.format("%s holds the state of a run that stopped at step %d", self.out,
       before.step), recipe.resume_hint() .. "; resume=false starts anew and replaces it", { key = "out" })
-  elseif before then
-    os.remove(self.out .. "/run.json")
   elseif resume then
     say("resume", "there is no state to go on from; starting anew")
   end
@@ -125,7 +127,11 @@ local function announce(self)
   say("model", self.model:describe())
   say("data", self.dataset:describe())
   if self.out ~= "" then say("out", self.out) end
-  if self.resumes then resume(self) end
+  if self.resumes then
+    resume(self)
+  elseif self.out ~= "" then
+    os.remove(self.out .. "/run.json")  -- from here on its state is replaced
+  end
   self.progress = Progress.new(self.steps, self.at.step)
   self.context:poll()
 end
@@ -165,13 +171,13 @@ local function train_loop(self)
     if evaluates then self.at.held_out = evaluate(self, self.step, packs_under_way) end
     self.progress:show(self.at, evaluates)
     if self.out ~= "" and self.save_every > 0 and step % self.save_every == 0 and step < self.steps then
-      save_state(self, false)
+      save_state(self)
     end
     self.context:poll()
   end
   self.at.held_out = evaluate(self, self.step, packs_at_end)
   if self.at.loss then self.progress:show(self.at, true) end
-  if self.out ~= "" then save_state(self, false) end
+  if self.out ~= "" then save_state(self) end
 end
 
 -- ---- the end ---------------------------------------------------------------------------------------------
@@ -210,8 +216,7 @@ local function finish(self)
     self.model:save(self.out)
     draw(self)
     reload(self)
-    write_file(self.out .. "/run.json", string.format('{"finished":true,"step":%d,"config":%s}\n', self.at.step,
-      self.config:dump()))
+    write_run(self, true)
     say("metrics", self.out .. "/metrics.jsonl, " .. self.out .. "/loss.svg")
   end
   recipe.last_line = self.at.held_out and string.format("held-out loss %.3f", self.at.held_out)
@@ -227,7 +232,7 @@ local function stop(self)
   if self.out == "" then
     recipe.error("GLM52_E_CANCELLED", at .. "; nothing is saved, for the recipe has no `out`", "", { signal = signal })
   end
-  save_state(self, false)
+  save_state(self)
   recipe.error("GLM52_E_CANCELLED", at .. "; its state is in " .. self.out, recipe.resume_hint(), { signal = signal })
 end
 
