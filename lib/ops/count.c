@@ -134,6 +134,21 @@ struct counted count_rope(struct stream *s, const struct rope *r)
     return count(s, "rope", 0, pairs * r->heads * 2 * size(r->type) * (r->add ? 3 : 2) + pairs * 2 * WORD);
 }
 
+struct counted count_spread_heads(struct stream *s, const struct spread *r)
+{
+    return count(s, "spread_heads", 0, (double)r->rows * (double)r->width * (1 + r->heads) * size(r->type));
+}
+
+struct counted count_sum_heads(struct stream *s, const struct spread *r)
+{
+    return count(s, "sum_heads", 0, (double)r->rows * (double)r->width * (WORD + r->heads * size(r->type)));
+}
+
+struct counted count_multiply(struct stream *s, int64_t elements)
+{
+    return count(s, "multiply", 0, 3 * WORD * (double)elements);
+}
+
 struct counted count_embed_forward(struct stream *s, const struct embed *e)
 {
     return count(s, "embed_forward", 0, (double)e->rows * (2 * size(e->type) * (double)e->width + WORD));

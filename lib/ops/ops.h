@@ -61,6 +61,13 @@ struct rope {
     glm52_dtype type;
 };
 
+/* One row of `width` columns for all heads, and back: x[t] at t * x_row; y[t,h] at t * y_row + h * y_head. */
+struct spread {
+    int64_t rows, width, x_row, y_row, y_head;
+    int32_t heads;
+    glm52_dtype type;
+};
+
 struct embed {
     int64_t rows, width, vocabulary;
     glm52_dtype type;
@@ -104,6 +111,7 @@ struct teacher {
 struct route {
     int64_t rows;
     int32_t experts, k, normalize;
+    int32_t forced;     /* row t takes experts (t k + j) mod experts whatever the logits say; for benchmarks */
     float scale;
 };
 
@@ -206,6 +214,10 @@ struct ops {
                        const float *inverse_frequency, float *table);
     /* inverse = 1 rotates back, which is the backward. x and y may be the same array. */
     void (*rope)(struct stream *s, const struct rope *r, const float *table, const void *x, void *y);
+    /* y[t,h] = x[t]. */
+    void (*spread_heads)(struct stream *s, const struct spread *r, const void *x, void *y);
+    /* x[t] = sum over h of y[t,h], fp32. */
+    void (*sum_heads)(struct stream *s, const struct spread *r, const void *y, float *x);
     /* A negative token stands for none: its row is 0 and passes nothing back. */
     void (*embed_forward)(struct stream *s, const struct embed *e, const int32_t *token, const void *table, void *y);
     void (*embed_backward)(struct stream *s, const struct embed *e, const int32_t *token, const void *dy, float *dtable);
@@ -323,6 +335,7 @@ struct ops {
 
     /* ---- arithmetic ---- */
     void (*add)(struct stream *s, int64_t count, glm52_dtype type, const void *x, void *y); /* y += x */
+    void (*multiply)(struct stream *s, int64_t count, const float *x, float *y); /* y *= x */
     void (*convert)(struct stream *s, int64_t count, glm52_dtype from, const void *x, glm52_dtype to, void *y);
     /* *out += sum x[i] * w[i] (w NULL: 1), respectively sum x[i]^2, in fp64 in a fixed order. */
     size_t (*sum_bytes)(struct stream *s, int64_t count);

@@ -9,6 +9,11 @@ void cpu_add(struct stream *s, int64_t count, glm52_dtype type, const void *x, v
 {
     struct counted call = count_add(s, count, type);
 
+    if (type == GLM52_DTYPE_F64) { /* sums: few, never worth threads */
+        for (int64_t i = 0; i < count; i++) ((double *)y)[i] += ((const double *)x)[i];
+        count_end(call);
+        return;
+    }
 #pragma omp parallel for schedule(static) num_threads(cpu_team(s, (double)count))
     for (int64_t i = 0; i < count; i += CHUNK) {
         float chunk[CHUNK];
@@ -16,6 +21,15 @@ void cpu_add(struct stream *s, int64_t count, glm52_dtype type, const void *x, v
 
         store(type, y, i, n, load(type, x, i, n, chunk), 1);
     }
+    count_end(call);
+}
+
+void cpu_multiply(struct stream *s, int64_t count, const float *x, float *y)
+{
+    struct counted call = count_multiply(s, count);
+
+#pragma omp parallel for schedule(static) num_threads(cpu_team(s, (double)count))
+    for (int64_t i = 0; i < count; i++) y[i] *= x[i];
     count_end(call);
 }
 

@@ -55,6 +55,9 @@ void cpu_layernorm_backward(struct stream *s, const struct norm *n, const void *
 void cpu_rope_table(struct stream *s, int64_t rows, int32_t half, const int32_t *position,
                     const float *inverse_frequency, float *table);
 void cpu_rope(struct stream *s, const struct rope *r, const float *table, const void *x, void *y);
+void cpu_spread_heads(struct stream *s, const struct spread *r, const void *x, void *y);
+void cpu_sum_heads(struct stream *s, const struct spread *r, const void *y, float *x);
+void cpu_multiply(struct stream *s, int64_t count, const float *x, float *y);
 void cpu_embed_forward(struct stream *s, const struct embed *e, const int32_t *token, const void *table, void *y);
 void cpu_embed_backward(struct stream *s, const struct embed *e, const int32_t *token, const void *dy, float *dtable);
 size_t cpu_index_select_bytes(struct stream *s, const struct indexer *i);

@@ -53,3 +53,33 @@ void cpu_rope(struct stream *s, const struct rope *r, const float *table, const 
                    row * r->y_row + head * r->y_head);
     count_end(call);
 }
+
+void cpu_spread_heads(struct stream *s, const struct spread *r, const void *x, void *y)
+{
+    struct counted call = count_spread_heads(s, r);
+    size_t size = dtype_size(r->type), bytes = (size_t)r->width * size;
+
+#pragma omp parallel for schedule(static) num_threads(cpu_team(s, (double)r->rows * (double)r->width * r->heads))
+    for (int64_t t = 0; t < r->rows; t++)
+        for (int32_t h = 0; h < r->heads; h++)
+            memcpy((char *)y + (size_t)(t * r->y_row + h * r->y_head) * size, (const char *)x + (size_t)(t * r->x_row) * size,
+                   bytes);
+    count_end(call);
+}
+
+void cpu_sum_heads(struct stream *s, const struct spread *r, const void *y, float *x)
+{
+    struct counted call = count_sum_heads(s, r);
+
+#pragma omp parallel for schedule(static) num_threads(cpu_team(s, (double)r->rows * (double)r->width * r->heads))
+    for (int64_t t = 0; t < r->rows; t++)
+        for (int64_t j = 0; j < r->width; j += CHUNK) {
+            int64_t count = least(CHUNK, r->width - j);
+            float chunk[CHUNK], *to = x + t * r->x_row + j;
+
+            memset(to, 0, (size_t)count * sizeof *to);
+            for (int32_t h = 0; h < r->heads; h++)
+                store(GLM52_DTYPE_F32, to, 0, count, load(r->type, y, t * r->y_row + h * r->y_head + j, count, chunk), 1);
+        }
+    count_end(call);
+}

@@ -49,7 +49,10 @@ void cpu_route_forward(struct stream *s, const struct route *r, const float *log
         int32_t *expert = chosen + t * r->k;
         float *w = weight + t * r->k, sum = 0;
 
-        route_choose(r->experts, r->k, logit, bias, expert, w);
+        if (r->forced)
+            for (int32_t j = 0; j < r->k; j++) expert[j] = (int32_t)((t * r->k + j) % r->experts);
+        else
+            route_choose(r->experts, r->k, logit, bias, expert, w);
         sort_ascending(expert, r->k);
         for (int32_t j = 0; j < r->k; j++)
             sum += w[j] = sigmoid(logit[expert[j]]);

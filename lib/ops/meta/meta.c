@@ -122,6 +122,21 @@ static void meta_rope(struct stream *s, const struct rope *r, const float *table
     count_rope(s, r);
 }
 
+static void meta_spread_heads(struct stream *s, const struct spread *r, const void *x, void *y)
+{
+    count_spread_heads(s, r);
+}
+
+static void meta_sum_heads(struct stream *s, const struct spread *r, const void *y, float *x)
+{
+    count_sum_heads(s, r);
+}
+
+static void meta_multiply(struct stream *s, int64_t count, const float *x, float *y)
+{
+    count_multiply(s, count);
+}
+
 static void meta_embed_forward(struct stream *s, const struct embed *e, const int32_t *token, const void *table, void *y)
 {
     count_embed_forward(s, e);
@@ -338,6 +353,9 @@ static const struct ops meta_ops = {
     .layernorm_backward = meta_layernorm_backward,
     .rope_table = meta_rope_table,
     .rope = meta_rope,
+    .spread_heads = meta_spread_heads,
+    .sum_heads = meta_sum_heads,
+    .multiply = meta_multiply,
     .embed_forward = meta_embed_forward,
     .embed_backward = meta_embed_backward,
     .index_select_bytes = cpu_index_select_bytes,
