@@ -247,3 +247,43 @@ int config_indexer_source(const struct model_config *m, int layer)
     while (layer > 0 && m->indexer_types[layer] != INDEXER_FULL) layer--;
     return layer;
 }
+
+glm52_status config_take_model(struct config *to, const struct config *from)
+{
+    struct config donor;
+
+    TRY(config_copy(&donor, from));
+    struct model_config model = to->model;
+    json_t *extra = to->hub_extra;
+    to->model = donor.model;
+    to->hub_extra = donor.hub_extra;
+    donor.model = model;
+    donor.hub_extra = extra;
+    for (int i = 0; i < option_count; i++)
+        if (option_in_section(&options[i], "model")) to->chosen[i] = from->chosen[i];
+    config_free(&donor);
+    return GLM52_OK;
+}
+
+static int decides_stage(const struct option *o)
+{
+    static const char *const keys[] = {"train.attention", "train.train_only", "train.stage"};
+
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (!strcmp(o->key, keys[i])) return 1;
+    return option_in_section(o, "indexer_loss") || option_in_section(o, "mtp") || option_in_section(o, "moe");
+}
+
+const char *config_stage_difference(const struct config *a, const struct config *b)
+{
+    const char *key = NULL;
+
+    for (int i = 0; i < option_count && !key; i++) {
+        if (!decides_stage(&options[i])) continue;
+        json_t *left = option_to_json(a, &options[i]), *right = option_to_json(b, &options[i]);
+        if (!json_equal(left, right)) key = options[i].key;
+        json_decref(left);
+        json_decref(right);
+    }
+    return key;
+}

@@ -13,6 +13,20 @@ enum { CONFIG_MAX_LAYERS = 512, CONFIG_MAX_EOS = 16 };
 enum mlp_type { MLP_DENSE, MLP_SPARSE };
 enum indexer_type { INDEXER_FULL, INDEXER_SHARED };
 enum lr_schedule { SCHEDULE_CONSTANT, SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_WSD };
+enum attention { ATTENTION_SPARSE, ATTENTION_DENSE };
+enum train_only { TRAIN_ALL, TRAIN_INDEXER };
+enum indexer_loss { INDEXER_LOSS_NONE, INDEXER_LOSS_SPARSE, INDEXER_LOSS_DENSE };
+enum loss_mean { MEAN_ROWS, MEAN_TOKENS };
+enum mtp_loss { MTP_LOSS_CE, MTP_LOSS_TV };
+enum mtp_share { MTP_SHARE_NONE, MTP_SHARE_INDEX, MTP_SHARE_INDEX_KV };
+enum query_offset { QUERY_OFFSET_NONE, QUERY_OFFSET_DEPTH };
+enum auxiliary_loss { AUXILIARY_NONE, AUXILIARY_ROW, AUXILIARY_DOCUMENT };
+enum muon_convention { MUON_EMA, MUON_CLASSIC };
+enum muon_coefficients { MUON_QUINTIC, MUON_SIMPLE, MUON_POLAR_EXPRESS };
+enum muon_rope { MUON_ROPE_PER_HEAD, MUON_ROPE_JOINT, MUON_ROPE_ADAMW };
+enum muon_split { MUON_SPLIT_PER_HEAD, MUON_SPLIT_NONE };
+enum optimizer_policy { POLICY_ADAMW, POLICY_GLM5 };
+enum not_finite { NOT_FINITE_STOP, NOT_FINITE_SKIP };
 enum recompute { RECOMPUTE_NONE, RECOMPUTE_LAYERS };
 enum wsd_style { WSD_LINEAR, WSD_COSINE, WSD_EXPONENTIAL, WSD_MINUS_SQRT };
 
@@ -44,7 +58,11 @@ struct data_config {
 };
 
 struct optim_config {
-    char *policy;        /* "adamw" */
+    int policy;          /* enum optimizer_policy */
+    char *rules;         /* "pattern=rule,pattern=rule" over the policy */
+    double muon_momentum, muon_scale;
+    int muon_nesterov, muon_convention, muon_coefficients, muon_rope, muon_split;
+    int64_t muon_steps;
     double lr, min_lr, beta1, beta2, epsilon, weight_decay;
     int64_t warmup, decay_steps, wsd_decay_steps; /* steps; decay_steps 0: train.steps */
     int schedule, wsd_style;
@@ -53,7 +71,27 @@ struct optim_config {
 struct train_config {
     int64_t steps, microbatches, microbatch_tokens, eval_every, save_every, seed;
     int recompute;       /* enum recompute */
+    int attention, train_only, not_finite;
+    char *stage;         /* free name; a resumed or continued run whose name differs begins a new schedule */
     double clip;         /* 0: off */
+    double ce_coeff;     /* weight of the trunk's cross-entropy in the loss */
+    double spike;        /* loss above this many times its running mean counts as a spike; 0: off */
+};
+
+struct indexer_loss_config {
+    int kind, mean;
+    double coeff;
+};
+
+struct mtp_config {
+    int64_t depths;      /* 0: the MTP layer is left alone */
+    int loss, share, query_offset, detach_heads;
+    double factor;
+};
+
+struct moe_config {
+    double bias_update_rate, auxiliary_coeff, z_coeff;
+    int auxiliary_loss, force_balance;
 };
 
 struct config {
@@ -65,6 +103,9 @@ struct config {
     struct data_config data;
     struct optim_config optim;
     struct train_config train;
+    struct indexer_loss_config indexer_loss;
+    struct mtp_config mtp;
+    struct moe_config moe;
     uint8_t *chosen;     /* per row of the schema: nobody, a base, or the user set it */
     json_t *hub_extra;   /* keys of a hub file outside the schema, kept for the dump; shared by copies; may be NULL */
 };
@@ -95,6 +136,11 @@ glm52_status config_dump(const struct config *c, int hub, char **out);
 /* A hub config.json for weights of that dtype. */
 glm52_status config_dump_hub(const struct config *c, glm52_dtype dtype, char **out);
 glm52_status config_describe(uint32_t index, glm52_option_info *out);
+
+/* Replaces the model section. On failure `to` is unchanged. */
+glm52_status config_take_model(struct config *to, const struct config *from);
+/* Key of the first option that decides what a stage trains and how, and differs; NULL if the two describe one stage. */
+const char *config_stage_difference(const struct config *a, const struct config *b);
 
 /* Source of the selection of decoder layer `layer`: itself if full, else the nearest earlier full layer. */
 int config_indexer_source(const struct model_config *m, int layer);

@@ -81,7 +81,8 @@ const struct option options[] = {
     INTEGER(data.document_tokens, 0, 16777216, "0", 0, "longest document cut from the text; 0: as long as a pack"),
     NUMBER_BELOW(data.held_out, 0, 1, "0.02", "share of documents kept for evaluation"),
 
-    STRING(optim.policy, "adamw", "adamw", 0, "optimizer of each parameter"),
+    CHOICE(optim.policy, "adamw|glm5", "adamw", "glm5: Muon per head for matrices, AdamW for the rest"),
+    STRING(optim.rules, "", "", 0, "pattern=adamw|muon|none over the policy, separated by commas; * and ? match"),
     NUMBER(optim.lr, 0, 100, "2e-4", "learning rate after warm-up"),
     NUMBER(optim.min_lr, 0, 100, "0", "learning rate after the decay"),
     NUMBER_BELOW(optim.beta1, 0, 1, "0.9", "decay of the first moment"),
@@ -94,6 +95,15 @@ const struct option options[] = {
     INTEGER(optim.wsd_decay_steps, 0, 1000000000, "0", 0, "steps of decay at the end of schedule wsd"),
     CHOICE(optim.wsd_style, "linear|cosine|exponential|minus_sqrt", "linear", "form of the decay of schedule wsd"),
 
+    NUMBER_BELOW(optim.muon_momentum, 0, 1, "0.95", "momentum of Muon"),
+    CHOICE(optim.muon_convention, "ema|classic", "ema", "M = b M + (1 - b) G, or M = b M + G"),
+    BOOLEAN(optim.muon_nesterov, "false", "Nesterov momentum"),
+    CHOICE(optim.muon_coefficients, "quintic|simple|polar_express", "quintic", "Newton-Schulz polynomials"),
+    INTEGER(optim.muon_steps, 1, 16, "5", 0, "Newton-Schulz iterations"),
+    NUMBER(optim.muon_scale, 0, 100, "0.2", "times sqrt(max(rows, columns)) of each orthogonalised block"),
+    CHOICE(optim.muon_split, "per_head|none", "per_head", "blocks of q_b_proj and kv_b_proj"),
+    CHOICE(optim.muon_rope, "per_head|joint|adamw", "per_head", "rotary rows of q_b_proj, when it is split"),
+
     INTEGER(train.steps, 1, 1000000000, "100", 0, "optimizer updates"),
     INTEGER(train.microbatches, 1, 65536, "1", 0, "packed rows per update"),
     INTEGER(train.microbatch_tokens, 1, 16777216, "2048", 0, "most tokens of a packed row; memory grows with it"),
@@ -102,6 +112,29 @@ const struct option options[] = {
     INTEGER(train.seed, 0, 9223372036854775807, "1", 0, "seed of initial weights and of the order of documents"),
     CHOICE(train.recompute, "none|layers", "none", "what backward computes anew instead of keeping: whole layers"),
     NUMBER(train.clip, 0, 1e30, "1", "largest global gradient norm; 0: no clipping"),
+    NUMBER(train.ce_coeff, 0, 1e30, "1", "weight of the trunk's cross-entropy"),
+    CHOICE(train.attention, "sparse|dense", "sparse", "which keys the main attention sees: selected or all"),
+    CHOICE(train.train_only, "all|indexer", "all", "indexer: everything else is frozen"),
+    STRING(train.stage, "", "", 0, "name of the stage; a run that goes on under another name begins a new schedule"),
+    CHOICE(train.not_finite, "stop|skip", "stop", "what a loss or gradient that is not finite does"),
+    NUMBER(train.spike, 0, 1e30, "0", "a loss above this many times its running mean is skipped; 0: off"),
+
+    CHOICE(indexer_loss.kind, "none|sparse|dense", "none", "keys over which the indexer learns the attention; none: frozen"),
+    NUMBER(indexer_loss.coeff, 0, 1e30, "1e-3", "weight of the indexer loss of each layer"),
+    CHOICE(indexer_loss.mean, "rows|tokens", "rows", "per row, or per token with a label"),
+
+    INTEGER(mtp.depths, 0, 16, "0", 0, "how often the MTP layer runs; 0: it is left alone"),
+    CHOICE(mtp.loss, "ce|tv", "ce", "cross-entropy, or end-to-end total variation against the trunk"),
+    NUMBER(mtp.factor, 0, 1e30, "0.1", "weight of the MTP loss"),
+    BOOLEAN(mtp.detach_heads, "false", "MTP gradients stop before trunk, embedding and head"),
+    CHOICE(mtp.share, "none|index|index_kv", "index_kv", "what depths after the first take from it"),
+    CHOICE(mtp.query_offset, "none|depth", "none", "rotary position of queries at depth d, with shared keys: t or t + d"),
+
+    NUMBER(moe.bias_update_rate, 0, 100, "0", "step of the expert bias towards balance; 0: off"),
+    CHOICE(moe.auxiliary_loss, "none|row|document", "none", "sequences over which the balance loss is taken"),
+    NUMBER(moe.auxiliary_coeff, 0, 1e30, "1e-4", "weight of the balance loss"),
+    NUMBER(moe.z_coeff, 0, 1e30, "0", "weight of the router z-loss; 0: off"),
+    BOOLEAN(moe.force_balance, "false", "experts in turn whatever the router says; for benchmarks alone"),
 };
 
 const int option_count = sizeof options / sizeof *options;

@@ -159,6 +159,9 @@ glm52_status config_validate_training(const struct config *c)
     TRY(check_section(c, "data"));
     TRY(check_section(c, "optim"));
     TRY(check_section(c, "train"));
+    TRY(check_section(c, "indexer_loss"));
+    TRY(check_section(c, "mtp"));
+    TRY(check_section(c, "moe"));
     TRY(option_check(c, option_find("shard_bytes")));
     TRY(check_schedule(c));
     if (c->data.pack_tokens > c->train.microbatch_tokens)
@@ -169,6 +172,33 @@ glm52_status config_validate_training(const struct config *c)
         return wrong("data.document_tokens", c->data.document_tokens,
                      "is more than data.pack_tokens = %lld; nearest: %lld", (long long)c->data.pack_tokens,
                      (long long)c->data.pack_tokens);
+    return GLM52_OK;
+}
+
+static glm52_status clash(const char *key, const char *message, const char *hint)
+{
+    fail(GLM52_E_INVALID, "%s", message);
+    fail_hint("%s", hint);
+    return fail_detail("key", "%s", key);
+}
+
+/* What the stage asks of the model, and of itself. */
+static glm52_status check_stage(const struct config *c)
+{
+    int kl = c->indexer_loss.kind != INDEXER_LOSS_NONE;
+
+    if (c->train.train_only == TRAIN_INDEXER && !kl)
+        return clash("train.train_only", "train.train_only = indexer with indexer_loss.kind = none trains nothing",
+                     "set indexer_loss.kind to dense or sparse");
+    if (c->train.attention == ATTENTION_DENSE && c->indexer_loss.kind == INDEXER_LOSS_SPARSE)
+        return clash("indexer_loss.kind", "indexer_loss.kind = sparse needs the selected keys of train.attention = sparse",
+                     "set indexer_loss.kind = dense, or train.attention = sparse");
+    if (c->mtp.depths && !c->model.num_nextn_predict_layers)
+        return clash("mtp.depths", "mtp.depths is above 0, but the model has no MTP layer",
+                     "set model.num_nextn_predict_layers = 1, or mtp.depths = 0");
+    if (c->mtp.depths && c->mtp.loss == MTP_LOSS_TV && !c->mtp.detach_heads)
+        return clash("mtp.detach_heads", "mtp.loss = tv needs mtp.detach_heads = true: its target is not to be moved",
+                     "set mtp.detach_heads = true");
     return GLM52_OK;
 }
 
@@ -203,5 +233,6 @@ glm52_status config_validate(struct config *c)
     TRY(config_validate_training(c));
     if (*m->hub && !m->num_hidden_layers) return GLM52_OK; /* config_load_hub() will check the shape */
     TRY(config_validate_model(c));
+    TRY(check_stage(c));
     return check_fit(c);
 }
