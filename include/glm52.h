@@ -292,6 +292,7 @@ GLM52_API void glm52_batch_unref(glm52_batch **self);
  *   "cu_seqlens"  I32 or I64 [documents + 1], 0 first, strictly rising, T last. Default {0, T}.
  *   "labels"      I32 or I64 [T], -100 for none. Default: the next token inside the document.
  *   "loss_mask"   F32 or U8 [T], weight of each row's loss. Default 1.
+ *   "row_mask"    F32 or U8 [T], 0 for rows that count nowhere else either: indexer loss, expert counts. Default 1.
  * Ids are checked against the model by the call that uses the batch. */
 GLM52_API glm52_status glm52_batch_set(glm52_batch *self, const char *field, glm52_dtype dtype,
                                        const void *values, uint64_t count);
@@ -345,10 +346,17 @@ GLM52_API glm52_status glm52_step_gradients(glm52_step *self, glm52_batch *const
 /* Mean loss over all labelled tokens; no gradients. Metric "loss" of this call is in *loss. */
 GLM52_API glm52_status glm52_step_evaluate(glm52_step *self, glm52_batch *const *batches, uint32_t count,
                                            double *loss);
-/* A number of the last run: loss, grad_norm, lr, step, tokens, tokens_per_second, seconds, peak_memory. */
+/* A number of the last run: step, loss (everything that was minimised), ce, indexer_loss, mtp_loss, auxiliary_loss,
+ * grad_norm, lr, tokens, tokens_per_second, seconds, held_out_loss, peak_memory, skipped; per MTP depth D mtp.D.loss,
+ * mtp.D.acceptance, mtp.D.cumulative_acceptance; indexer_loss.L and router_load.L per layer; grad_norm.GROUP. */
 GLM52_API glm52_status glm52_step_metric(glm52_step *self, const char *name, double *out);
-/* Name of metric `index`, 0 ..; NULL past the end. */
+/* Name of metric `index`, 0 ..; NULL past the end. Borrowed until the next call on this step. */
 GLM52_API const char *glm52_step_metric_name(glm52_step *self, uint32_t index);
+/* Goes on with the stage that `config` describes (train, indexer_loss, mtp, moe and optim sections; the model's shape stays):
+ * which parameters are trained, which losses, which attention. Model, counters, data position and the optimizer state of
+ * parameters that are trained before and after are kept; other state begins at zero. A new train.stage begins a new
+ * schedule. The same as saving, leaving and resuming under the new options, bit for bit. */
+GLM52_API glm52_status glm52_step_set_stage(glm52_step *self, glm52_config *config);
 /* Row `index` of the plan: memory per class and FLOPs per operation of one step with full microbatches.
  * INVALID past the end. The dry run happens at the first call. */
 GLM52_API glm52_status glm52_step_plan(glm52_step *self, uint32_t index, glm52_plan_row *out);

@@ -103,16 +103,18 @@ static glm52_status set_documents(glm52_batch *self, glm52_dtype dtype, const vo
     memcpy(grown.token, old->token, (size_t)old->rows * sizeof *old->token);
     memcpy(grown.mask, old->mask, (size_t)old->rows * sizeof *old->mask);
     memcpy(grown.label, old->label, (size_t)old->rows * sizeof *old->label);
+    grown.counted = old->counted;
+    old->counted = NULL;
     for (uint64_t i = 0; i < count; i++) grown.cu_seqlens[i] = integer_at(dtype, values, i);
     pack_free(old);
     *old = grown;
     return GLM52_OK;
 }
 
-static void set_mask(struct pack *p, glm52_dtype dtype, const void *values)
+static void set_mask(const struct pack *p, glm52_dtype dtype, const void *values, float *mask)
 {
     for (int64_t i = 0; i < p->rows; i++)
-        p->mask[i] = dtype == GLM52_DTYPE_F32 ? ((const float *)values)[i] : (float)((const uint8_t *)values)[i];
+        mask[i] = dtype == GLM52_DTYPE_F32 ? ((const float *)values)[i] : (float)((const uint8_t *)values)[i];
 }
 
 glm52_status glm52_batch_set(glm52_batch *self, const char *field, glm52_dtype dtype, const void *values, uint64_t count)
@@ -125,11 +127,11 @@ glm52_status glm52_batch_set(glm52_batch *self, const char *field, glm52_dtype d
 
     if (tokens || !strcmp(field, "cu_seqlens") || !strcmp(field, "labels")) {
         if (!integers) return wrong_dtype(field, dtype, "I32 or I64");
-    } else if (!strcmp(field, "loss_mask")) {
+    } else if (!strcmp(field, "loss_mask") || !strcmp(field, "row_mask")) {
         if (dtype != GLM52_DTYPE_F32 && dtype != GLM52_DTYPE_U8) return wrong_dtype(field, dtype, "F32 or U8");
     } else {
         fail(GLM52_E_INVALID, "a batch has no field %.64s", field);
-        return fail_hint("fields are tokens, cu_seqlens, labels and loss_mask");
+        return fail_hint("fields are tokens, cu_seqlens, labels, loss_mask and row_mask");
     }
     if (!tokens && strcmp(field, "cu_seqlens") && count != (uint64_t)p->rows) return wrong_count(field, count, (uint64_t)p->rows);
     if (!tokens && !p->rows) return fail(GLM52_E_STATE, "set tokens before %s", field);
@@ -137,7 +139,13 @@ glm52_status glm52_batch_set(glm52_batch *self, const char *field, glm52_dtype d
     if (tokens) return set_tokens(self, dtype, values, count);
     if (!strcmp(field, "cu_seqlens")) return set_documents(self, dtype, values, count);
     if (!strcmp(field, "loss_mask")) {
-        set_mask(p, dtype, values);
+        set_mask(p, dtype, values, p->mask);
+        return GLM52_OK;
+    }
+    if (!strcmp(field, "row_mask")) {
+        if (!p->counted && !(p->counted = host_alloc(p->host, (size_t)p->rows * sizeof *p->counted, MEMORY_HOST)))
+            return GLM52_E_NOMEM;
+        set_mask(p, dtype, values, p->counted);
         return GLM52_OK;
     }
     for (uint64_t i = 0; i < count; i++) p->label[i] = integer_at(dtype, values, i);

@@ -12,7 +12,9 @@ struct request {
 };
 
 static const char *const known[] = {"logits", "loss", "ce_rows", "final_hidden", "hidden.", "topk.", "index_scores.",
-                                    "router_logits.", "router_idx.", "router_w."};
+                                    "router_logits.", "router_idx.", "router_w.", "mtp_logits.",
+                                    "mtp_out.", "mtp_ce_rows.", "mtp_topk.", "mtp_hidden.", "mtp_index_scores.",
+                                    "mtp_router_logits.", "mtp_router_idx.", "mtp_router_w.", "mtp_alpha.", "tv_rows"};
 
 enum { KNOWN = sizeof known / sizeof *known };
 
@@ -49,7 +51,8 @@ static glm52_status check_outputs(const char *outputs)
         if (!found) {
             fail(GLM52_E_INVALID, "there is no output %.*s", (int)length, at);
             return fail_hint("outputs are logits, loss, ce_rows, final_hidden and, with a layer number or *, hidden., "
-                             "topk., index_scores., router_logits., router_idx., router_w.");
+                             "topk., index_scores., router_logits., router_idx., router_w.; per MTP depth mtp_logits., "
+                             "mtp_out., mtp_ce_rows., mtp_topk., mtp_router_idx., mtp_router_w., mtp_alpha.");
         }
         at += length + (at[length] != 0);
     }
@@ -106,27 +109,30 @@ static void take(void *user, const char *name, int layer, glm52_dtype type, int6
 
 static int asks_for_wide(const char *outputs)
 {
+    static const char *const wide[] = {"index_scores", "mtp_index_scores", "mtp_logits"};
+
     if (asked(outputs, "logits")) return 1;
-    for (int layer = 0; layer < CONFIG_MAX_LAYERS; layer++) {
+    for (int i = 0; i < 3 * CONFIG_MAX_LAYERS; i++) {
         char name[48];
-        name_of(name, "index_scores", layer);
+        name_of(name, wide[i % 3], i / 3);
         if (asked(outputs, name)) return 1;
     }
     return 0;
 }
 
-static glm52_status run(struct request *r, struct model *m, struct network *network, float *scores, double *total)
+static glm52_status run(struct request *r, struct model *m, struct network *network, float *scores)
 {
     const struct pack *pack = &r->batch->pack;
     struct stream *s = m->stream;
     struct tap tap = {.user = r, .wants = wants, .take = take, .scores = scores};
     double weight = pack_loss_weight(pack), loss;
+    struct input_scale scale = {.loss = weight > 0 ? 1 / weight : 0};
 
-    s->ops->zero(s, total, sizeof *total);
-    network_run(network, pack, weight > 0 ? 1 / weight : 0, 0, &tap, total);
+    s->ops->zero(s, network->sum, (size_t)network->sums.count * sizeof *network->sum);
+    network_run(network, pack, &scale, 0, &tap);
     TRY(s->ops->synchronize(s));
     TRY(r->status);
-    s->ops->download(s, &loss, total, sizeof loss);
+    s->ops->download(s, &loss, network->sum + network->sums.ce, sizeof loss);
     if (asked(r->outputs, "loss")) {
         struct output *o = add_output(r, "loss", GLM52_DTYPE_F64, 0, 1, 1);
         if (!o) return GLM52_E_NOMEM;
@@ -139,7 +145,7 @@ glm52_status glm52_model_forward(glm52_model *self, glm52_batch *batch, const ch
 {
     const struct pack **packs;
     struct network network;
-    void *scores = NULL, *total = NULL;
+    void *scores = NULL;
 
     CHECK(self, CLASS_MODEL);
     CHECK(batch, CLASS_BATCH);
@@ -156,11 +162,9 @@ glm52_status glm52_model_forward(glm52_model *self, glm52_batch *batch, const ch
     batch_clear_outputs(batch);
     int64_t vocabulary = m->config.model.vocab_size, wide = pack->rows > vocabulary ? pack->rows : vocabulary;
     size_t bytes = asks_for_wide(outputs) ? (size_t)(pack->rows * wide) * sizeof(float) : 0;
-    TRY(network_open(m, pack->rows, KEEP_NOTHING, &network));
+    TRY(network_open(m, pack->rows, KEEP_NOTHING, 1, &network));
     glm52_status status = bytes ? s->ops->allocate(s, bytes, MEMORY_WORKSPACE, &scores) : GLM52_OK;
-    if (!status) status = s->ops->allocate(s, sizeof(double), MEMORY_WORKSPACE, &total);
-    if (!status) status = run(&r, m, &network, scores, total);
-    if (total) s->ops->release(s, total, sizeof(double), MEMORY_WORKSPACE);
+    if (!status) status = run(&r, m, &network, scores);
     if (scores) s->ops->release(s, scores, bytes, MEMORY_WORKSPACE);
     network_close(&network);
     if (status) batch_clear_outputs(batch);

@@ -69,6 +69,7 @@ struct glm52_step {
     struct config config;
     struct dry_run *plan;    /* NULL before somebody asks */
     char label[96];          /* lent by plan */
+    char metric[64];         /* lent by metric_name */
 };
 
 /* A zeroed handle with one reference that keeps the context alive; NULL and a last error without memory. */

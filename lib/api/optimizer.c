@@ -7,7 +7,7 @@ glm52_status glm52_optimizer_create(glm52_model *model, glm52_config *config, gl
     CHECK(model, CLASS_MODEL);
     if (config) CHECK(config, CLASS_CONFIG);
     CHECK_POINTER(out);
-    if (config) TRY(config_validate(&config->config));
+    if (config) TRY(config_validate_training(&config->config));
     glm52_optimizer *o = object_create(model->object.context, CLASS_OPTIMIZER, sizeof *o);
     if (!o) return GLM52_E_NOMEM;
     glm52_status status = optimizer_open(&model->model, config ? &config->config : &model->model.config, &o->optimizer);

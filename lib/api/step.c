@@ -3,6 +3,24 @@
 
 #include "api/object.h"
 
+/* The caller's options around the model's own shape, or the model's options. */
+static glm52_status step_config(glm52_model *model, glm52_config *config, struct config *out)
+{
+    const struct config *own = &model->model.config;
+
+    TRY(config_copy(out, config ? &config->config : own));
+    glm52_status status = config_take_model(out, own);
+    if (!status) status = config_validate(out);
+    const char *key = status ? NULL : config_stage_difference(out, own);
+    if (key) {
+        fail(GLM52_E_STATE, "%s differs from what the model was made with", key);
+        fail_hint("create the step with the model's options, then call glm52_step_set_stage()");
+        status = fail_detail("key", "%s", key);
+    }
+    if (status) config_free(out);
+    return status;
+}
+
 glm52_status glm52_step_create(glm52_model *model, glm52_optimizer *optimizer, glm52_config *config, glm52_step **out)
 {
     CHECK(model, CLASS_MODEL);
@@ -11,10 +29,9 @@ glm52_status glm52_step_create(glm52_model *model, glm52_optimizer *optimizer, g
     CHECK_POINTER(out);
     if (optimizer && optimizer->model != model)
         return fail(GLM52_E_INVALID, "the optimizer belongs to another model");
-    if (config) TRY(config_validate(&config->config));
     glm52_step *s = object_create(model->object.context, CLASS_STEP, sizeof *s);
     if (!s) return GLM52_E_NOMEM;
-    glm52_status status = config_copy(&s->config, config ? &config->config : &model->model.config);
+    glm52_status status = step_config(model, config, &s->config);
     if (status) {
         object_destroy(&s->object);
         return status;
@@ -90,18 +107,27 @@ glm52_status glm52_step_metric(glm52_step *self, const char *name, double *out)
     CHECK(self, CLASS_STEP);
     CHECK_POINTER(name);
     CHECK_POINTER(out);
-    for (int i = 0; i < METRICS; i++)
-        if (!strcmp(name, metric_name[i])) {
-            *out = self->step.metric[i];
-            return GLM52_OK;
-        }
-    fail(GLM52_E_INVALID, "no metric is called %.64s", name);
-    return fail_hint("glm52_step_metric_name() lists them");
+    return step_metric(&self->step, name, out);
 }
 
 const char *glm52_step_metric_name(glm52_step *self, uint32_t index)
 {
-    return object_check(self, CLASS_STEP) || index >= METRICS ? NULL : metric_name[index];
+    double value;
+
+    return object_check(self, CLASS_STEP) || !step_metric_at(&self->step, index, self->metric, &value) ? NULL : self->metric;
+}
+
+glm52_status glm52_step_set_stage(glm52_step *self, glm52_config *config)
+{
+    CHECK(self, CLASS_STEP);
+    CHECK(config, CLASS_CONFIG);
+    struct config next;
+    TRY(config_copy(&next, &config->config));
+    glm52_status status = config_take_model(&next, &self->model->model.config);
+    if (!status) status = config_validate(&next);
+    if (!status) status = step_set_stage(&self->step, &next);
+    config_free(&next);
+    return status;
 }
 
 static glm52_status make_plan(glm52_step *self)

@@ -13,8 +13,9 @@ static void free_rows(struct pack *p)
     host_free(p->host, p->token, (size_t)p->capacity * sizeof *p->token, MEMORY_HOST);
     host_free(p->host, p->label, (size_t)p->capacity * sizeof *p->label, MEMORY_HOST);
     host_free(p->host, p->mask, (size_t)p->capacity * sizeof *p->mask, MEMORY_HOST);
+    if (p->counted) host_free(p->host, p->counted, (size_t)p->rows * sizeof *p->counted, MEMORY_HOST);
     p->token = p->label = NULL;
-    p->mask = NULL;
+    p->mask = p->counted = NULL;
     p->capacity = 0;
 }
 
@@ -74,6 +75,8 @@ glm52_status pack_reserve(struct pack *p, int64_t rows, int64_t documents)
         TRY(reserve_rows(p, rows));
     if (!p->cu_seqlens || documents > p->document_capacity)
         TRY(reserve_documents(p, documents));
+    if (p->counted) host_free(p->host, p->counted, (size_t)p->rows * sizeof *p->counted, MEMORY_HOST);
+    p->counted = NULL;
     p->rows = p->documents = 0;
     p->cu_seqlens[0] = 0;
     return GLM52_OK;

@@ -13,6 +13,7 @@ struct pack {
     int32_t *cu_seqlens; /* [documents + 1] */
     int32_t *label;      /* [rows], PACK_NO_LABEL for none */
     float *mask;         /* [rows], weight of the row's loss */
+    float *counted;      /* [rows], 0 for rows that take part in nothing (padding); NULL: all do */
 };
 
 void pack_init(struct pack *p, struct host *host);

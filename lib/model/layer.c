@@ -14,13 +14,28 @@ void layer_plan(struct layer *m, struct stream *s, struct plan *p)
     uint64_t mark = plan_mark(p);
     plan_temp_bytes(p, &m->slots.workspace, norm_backward_bytes(s, p->rows, hidden));
     plan_temp(p, &m->slots.dv, m->type, p->rows, hidden);
+    if (m->indexes) {
+        /* what the attention's backward leaves for the indexer must outlive the attention's own temporaries */
+        if (m->indexer.learns && !m->indexer.dense)
+            plan_temp(p, &m->indexer.slots.target, GLM52_DTYPE_F32, p->rows, m->c->index_topk);
+        indexer_plan(&m->indexer, &m->mla, s, p);
+    }
     mla_plan(&m->mla, s, p);
-    if (m->full) indexer_plan(&m->indexer, s, p);
     if (m->sparse)
         moe_plan(&m->moe, s, p);
     else
         mlp_plan(&m->mlp, p);
     plan_release(p, mark);
+}
+
+/* Queries, keys and selection of the layer, from the normed hidden u. */
+static void prepare_attention(const struct layer *m, const struct pass *f, const void *u, int32_t *selected)
+{
+    mla_project(&m->mla, f, u);
+    if (!m->indexes) return;
+    int selects = !m->mla.dense && !f->replay; /* in a replay the selection stands */
+    if (selects || m->indexer.learns) indexer_project(&m->indexer, f, u, at(f, m->mla.slots.q_latent));
+    if (selects) indexer_select(&m->indexer, f, selected);
 }
 
 void layer_forward(const struct layer *m, const struct pass *f, const void *x, int32_t *selected, void *y)
@@ -31,10 +46,8 @@ void layer_forward(const struct layer *m, const struct pass *f, const void *x, i
 
     label(f, "layer");
     norm_forward(f, m->w->input_norm, m->c->rms_norm_eps, hidden, x, u, at(f, m->slots.input_rstd));
-    mla_project(&m->mla, f, u);
-    if (m->full && !f->replay)
-        indexer_forward(&m->indexer, f, m->index, u, at(f, m->mla.slots.q_latent), selected);
-    tap(f, "topk", m->index, GLM52_DTYPE_I32, m->c->index_topk, selected);
+    prepare_attention(m, f, u, selected);
+    if (!m->mla.dense) tap(f, "topk", m->index, GLM52_DTYPE_I32, m->c->index_topk, selected);
     label(f, "layer");
     f->ops->copy(f->stream, middle, x, bytes);
     mla_attend(&m->mla, f, selected, middle);
@@ -51,11 +64,23 @@ void layer_forward(const struct layer *m, const struct pass *f, const void *x, i
     tap(f, "hidden", m->index, m->type, hidden, y);
 }
 
+static void learn(const struct layer *m, const struct pass *b, const int32_t *selected)
+{
+    indexer_learn(&m->indexer, b, &m->mla, at(b, m->slots.u), at(b, m->mla.slots.q_latent), selected, m->kl);
+}
+
 void layer_backward(const struct layer *m, const struct pass *b, const void *x, const int32_t *selected, void *dx)
 {
     int64_t hidden = m->c->hidden_size;
     void *dv = at(b, m->slots.dv), *workspace = at(b, m->slots.workspace);
+    int learns = m->indexes && m->indexer.learns;
+    float *target = learns && !m->indexer.dense ? at(b, m->indexer.slots.target) : NULL;
 
+    if (m->frozen) {
+        if (target) mla_target(&m->mla, b, selected, target);
+        if (learns) learn(m, b, selected);
+        return;
+    }
     if (m->sparse) {
         moe_backward(&m->moe, b, at(b, m->slots.v), dx, dv);
     } else {
@@ -65,7 +90,8 @@ void layer_backward(const struct layer *m, const struct pass *b, const void *x, 
     label(b, "layer");
     norm_backward(b, m->w->post_norm, m->c->rms_norm_eps, hidden, at(b, m->slots.middle), at(b, m->slots.post_rstd), dv,
                   dx, 1, workspace);
-    mla_backward(&m->mla, b, at(b, m->slots.u), selected, dx, dv);
+    mla_backward(&m->mla, b, at(b, m->slots.u), selected, dx, dv, target);
     label(b, "layer");
     norm_backward(b, m->w->input_norm, m->c->rms_norm_eps, hidden, x, at(b, m->slots.input_rstd), dv, dx, 1, workspace);
+    if (learns) learn(m, b, selected);
 }

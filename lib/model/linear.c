@@ -10,17 +10,29 @@ void linear_forward_wide(const struct pass *f, const struct parameter *w, int64_
     f->ops->gemm(f->stream, &g, x, w->value, y);
 }
 
+static void gradient_wide(const struct pass *f, const struct parameter *w, int64_t out, const void *x, const void *dy)
+{
+    int64_t in = w->shape[1];
+    struct gemm g = {.m = out, .n = in, .k = f->rows, .lda = out, .ldb = in, .ldc = in, .batch = 1, .add = 1,
+                     .transpose_a = 1, .a_type = w->type, .b_type = w->type, .c_type = GLM52_DTYPE_F32};
+
+    if (w->gradient) f->ops->gemm(f->stream, &g, dy, x, w->gradient);
+}
+
 void linear_backward_wide(const struct pass *f, const struct parameter *w, int64_t out, const void *x, const void *dy,
                           void *dx, int add)
 {
     int64_t in = w->shape[1];
     struct gemm rows = {.m = f->rows, .n = in, .k = out, .lda = out, .ldb = in, .ldc = in, .batch = 1, .add = add,
                         .a_type = w->type, .b_type = w->type, .c_type = w->type};
-    struct gemm weight = {.m = out, .n = in, .k = f->rows, .lda = out, .ldb = in, .ldc = in, .batch = 1, .add = 1,
-                          .transpose_a = 1, .a_type = w->type, .b_type = w->type, .c_type = GLM52_DTYPE_F32};
 
     f->ops->gemm(f->stream, &rows, dy, w->value, dx);
-    if (w->gradient) f->ops->gemm(f->stream, &weight, dy, x, w->gradient);
+    gradient_wide(f, w, out, x, dy);
+}
+
+void linear_gradient(const struct pass *f, const struct parameter *w, const void *x, const void *dy)
+{
+    gradient_wide(f, w, w->shape[0], x, dy);
 }
 
 void linear_forward(const struct pass *f, const struct parameter *w, const void *x, void *y, int add)

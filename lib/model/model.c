@@ -19,6 +19,7 @@ glm52_status model_open(struct stream *stream, const struct config *config, stru
     TRY(config_copy(&m->config, config));
     glm52_status status = config_validate(&m->config);
     if (!status) status = parameters_declare(m->host, &m->config.model, m->type, &m->parameters);
+    if (!status) parameters_select(&m->parameters, &m->config);
     if (!status)
         status = stream->ops->allocate(stream, m->parameters.value_bytes, MEMORY_PARAMETERS, &values);
     if (status) {

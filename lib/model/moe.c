@@ -48,14 +48,20 @@ void moe_plan(struct moe *m, struct stream *s, struct plan *p)
     mlp_plan(&m->shared, p);
 }
 
+static struct route route_shape(const struct moe *m, int64_t rows)
+{
+    return (struct route){.rows = rows, .experts = (int32_t)m->c->n_routed_experts, .k = (int32_t)m->c->num_experts_per_tok,
+                          .normalize = m->c->norm_topk_prob, .forced = m->config->moe.force_balance,
+                          .scale = (float)m->c->routed_scaling_factor};
+}
+
 static void choose_experts(const struct moe *m, const struct pass *f, int layer, const void *x)
 {
     const struct parameter *w = m->w->router;
     int64_t in = w->shape[1], experts = w->shape[0];
     struct gemm g = {.m = f->rows, .n = experts, .k = in, .lda = in, .ldb = in, .ldc = experts, .batch = 1,
                      .transpose_b = 1, .a_type = m->type, .b_type = w->type, .c_type = GLM52_DTYPE_F32};
-    struct route r = {.rows = f->rows, .experts = (int32_t)experts, .k = (int32_t)m->c->num_experts_per_tok,
-                      .normalize = m->c->norm_topk_prob, .scale = (float)m->c->routed_scaling_factor};
+    struct route r = route_shape(m, f->rows);
     struct dispatch d = dispatch_shape(m, f->rows, 0);
     float *logits = at(f, m->slots.logits), *weight = at(f, m->slots.weight);
     int32_t *chosen = at(f, m->slots.chosen);
@@ -65,6 +71,7 @@ static void choose_experts(const struct moe *m, const struct pass *f, int layer,
     f->ops->route_forward(f->stream, &r, logits, (const float *)m->w->bias->value, chosen, weight);
     f->ops->dispatch_sort(f->stream, &d, chosen, at(f, m->slots.offsets), at(f, m->slots.source), at(f, m->slots.place),
                           at(f, m->slots.workspace));
+    if (f->training && !f->replay) f->ops->count_experts(f->stream, &r, chosen, f->in->counted, m->counts);
     tap(f, "router_logits", layer, GLM52_DTYPE_F32, experts, logits);
     tap(f, "router_idx", layer, GLM52_DTYPE_I32, r.k, chosen);
     tap(f, "router_w", layer, GLM52_DTYPE_F32, r.k, weight);
@@ -124,12 +131,25 @@ static void experts_backward(const struct moe *m, const struct pass *b, const vo
     b->ops->dispatch_collect(b->stream, &d, at(b, m->slots.place), wide, dx);
 }
 
+/* Balance and z losses act on the logits alone. Each microbatch and each pass over the weights has its share. */
+static void add_auxiliary(const struct moe *m, const struct pass *b, float *dlogits)
+{
+    const struct moe_config *c = &m->config->moe;
+    float share = 1.0f / (float)(b->microbatches * m->passes);
+    struct route_auxiliary a = {.rows = b->rows, .experts = (int32_t)m->c->n_routed_experts,
+                                .k = (int32_t)m->c->num_experts_per_tok, .sequences = b->in->sequences,
+                                .coefficient = c->auxiliary_loss == AUXILIARY_NONE ? 0 : (float)c->auxiliary_coeff * share,
+                                .z_coefficient = (float)c->z_coeff * share};
+
+    if (a.coefficient > 0 || a.z_coefficient > 0)
+        b->ops->route_auxiliary(b->stream, &a, at(b, m->slots.logits), b->in->sequence, dlogits, m->auxiliary);
+}
+
 static void router_backward(const struct moe *m, const struct pass *b, const void *x, void *dx)
 {
     const struct parameter *w = m->w->router;
     int64_t in = w->shape[1], experts = w->shape[0];
-    struct route r = {.rows = b->rows, .experts = (int32_t)experts, .k = (int32_t)m->c->num_experts_per_tok,
-                      .normalize = m->c->norm_topk_prob, .scale = (float)m->c->routed_scaling_factor};
+    struct route r = route_shape(m, b->rows);
     struct gemm rows = {.m = b->rows, .n = in, .k = experts, .lda = experts, .ldb = in, .ldc = in, .batch = 1, .add = 1,
                         .a_type = GLM52_DTYPE_F32, .b_type = w->type, .c_type = m->type};
     struct gemm weight = {.m = experts, .n = in, .k = b->rows, .lda = experts, .ldb = in, .ldc = in, .batch = 1, .add = 1,
@@ -138,6 +158,7 @@ static void router_backward(const struct moe *m, const struct pass *b, const voi
 
     label(b, "moe.router");
     b->ops->route_backward(b->stream, &r, at(b, m->slots.logits), at(b, m->slots.chosen), at(b, m->slots.dweight), dlogits);
+    add_auxiliary(m, b, dlogits);
     b->ops->gemm(b->stream, &rows, dlogits, w->value, dx);
     if (w->gradient) b->ops->gemm(b->stream, &weight, dlogits, x, w->gradient);
 }

@@ -9,31 +9,97 @@ static struct head head_shape(const struct network *n, int64_t rows)
     return (struct head){.rows = rows, .width = c->hidden_size, .vocabulary = c->vocab_size, .type = n->model->type};
 }
 
-static void build_layer(struct model *m, int index, struct layer *l)
+static struct head_tv tv_shape(const struct network *n, int64_t rows)
 {
-    const struct model_config *c = &m->config.model;
-    const struct layer_weights *w = &m->parameters.layer[index];
+    const struct model_config *c = &n->model->config.model;
 
-    *l = (struct layer){.index = index, .w = w, .c = c, .type = m->type, .sparse = c->mlp_layer_types[index] == MLP_SPARSE,
-                        .full = c->indexer_types[index] == INDEXER_FULL};
-    l->mla = (struct mla){.w = &w->mla, .c = c, .type = m->type};
-    l->indexer = (struct indexer_part){.w = &w->indexer, .c = c, .type = m->type};
+    return (struct head_tv){.rows = rows, .width = c->hidden_size, .vocabulary = c->vocab_size, .depths = n->mtp.depths,
+                            .type = n->model->type};
+}
+
+/* ---- building ---- */
+
+static void build_layer(struct model *m, int index, const struct layer_weights *w, int full, int sparse, struct layer *l)
+{
+    const struct config *config = &m->config;
+    const struct model_config *c = &config->model;
+    int dense = config->train.attention == ATTENTION_DENSE, learns = config->indexer_loss.kind != INDEXER_LOSS_NONE;
+
+    *l = (struct layer){.index = index, .w = w, .c = c, .type = m->type, .sparse = sparse,
+                        .indexes = full && (!dense || learns), .frozen = config->train.train_only == TRAIN_INDEXER};
+    l->mla = (struct mla){.w = &w->mla, .c = c, .type = m->type, .dense = dense};
+    l->indexer = (struct indexer_part){.w = &w->indexer, .c = c, .type = m->type, .layer = index, .learns = learns && full,
+                                       .dense = config->indexer_loss.kind == INDEXER_LOSS_DENSE};
     l->mlp = (struct mlp){.w = &w->mlp, .width = c->intermediate_size, .type = m->type};
-    l->moe = (struct moe){.w = &w->moe, .c = c, .type = m->type};
+    l->moe = (struct moe){.w = &w->moe, .c = c, .config = config, .type = m->type, .passes = 1};
     l->moe.shared = (struct mlp){.w = &w->moe.shared, .width = c->moe_intermediate_size * c->n_shared_experts,
                                  .type = m->type};
 }
 
-/* Everything a pass will use, in the order in which it runs. */
-static void lay_out(struct network *n)
+static void build(struct network *n)
+{
+    struct model *m = n->model;
+    const struct model_config *c = &m->config.model;
+    struct layer first;
+
+    for (int i = 0; i < n->layers; i++)
+        build_layer(m, i, &m->parameters.layer[i], c->indexer_types[i] == INDEXER_FULL, c->mlp_layer_types[i] == MLP_SPARSE,
+                    &n->layer[i]);
+    if (!m->config.mtp.depths) return;
+    build_layer(m, n->layers, &m->parameters.mtp.layer, 1, 1, &first);
+    first.moe.passes = (int)m->config.mtp.depths;
+    mtp_build(&n->mtp, &m->config, &m->parameters, &first);
+    n->mtp.replays = n->keep == KEEP_INPUTS;
+}
+
+/* Indices of the sums. */
+static void count_sums(struct network *n)
+{
+    int depths = n->mtp.depths, experts = (int)n->model->config.model.n_routed_experts;
+    struct sums *s = &n->sums;
+
+    n->indexers = n->sparse_layers = 0;
+    for (int i = 0; i < n->layers; i++) {
+        n->indexers += n->layer[i].indexes && n->layer[i].indexer.learns;
+        n->sparse_layers += n->layer[i].sparse;
+    }
+    for (int d = 0; d < depths; d++) n->indexers += n->mtp.depth[d].layer.indexes && n->mtp.depth[d].layer.indexer.learns;
+    n->sparse_layers += depths > 0;
+    *s = (struct sums){.ce = 0, .auxiliary = 1, .mtp = 2};
+    s->accepted = s->mtp + depths;
+    s->accepted_so_far = s->accepted + depths;
+    s->kl = s->accepted_so_far + depths;
+    s->counts = s->kl + n->indexers;
+    s->count = s->counts + n->sparse_layers * experts;
+}
+
+/* Tells the parts where their sums are. */
+static void connect_sums(struct network *n)
+{
+    int experts = (int)n->model->config.model.n_routed_experts;
+    double *kl = n->sum + n->sums.kl, *counts = n->sum + n->sums.counts;
+
+    for (int i = 0; i < n->layers; i++) {
+        struct layer *l = &n->layer[i];
+        l->moe.auxiliary = n->sum + n->sums.auxiliary;
+        if (l->indexes && l->indexer.learns) l->kl = kl++;
+        l->moe.counts = counts;
+        if (l->sparse) counts += experts;
+    }
+    for (int d = 0; d < n->mtp.depths; d++) {
+        struct layer *l = &n->mtp.depth[d].layer;
+        l->moe.auxiliary = n->sum + n->sums.auxiliary;
+        if (l->indexes && l->indexer.learns) l->kl = kl++;
+        l->moe.counts = counts;
+    }
+}
+
+/* ---- memory ---- */
+
+static void lay_out_stream(struct network *n, struct plan *p)
 {
     const struct model_config *c = &n->model->config.model;
-    struct stream *s = n->model->stream;
-    struct plan *p = &n->plan;
-    struct head head = head_shape(n, n->rows);
 
-    *p = (struct plan){.rows = n->rows, .keep = n->keep};
-    input_layout(c, p, &n->input);
     for (int i = 0; i <= n->layers; i++) {
         if (n->keep == KEEP_NOTHING && i > 1)
             n->x[i] = n->x[i - 2]; /* a layer reads one and writes the other */
@@ -43,47 +109,91 @@ static void lay_out(struct network *n)
     for (int i = 0; i < n->layers; i++) {
         if (c->indexer_types[i] == INDEXER_SHARED)
             n->selected[i] = n->selected[config_indexer_source(c, i)];
-        else
+        else if (n->model->config.train.attention == ATTENTION_SPARSE)
             plan_keep(p, &n->selected[i], GLM52_DTYPE_I32, p->rows, c->index_topk);
     }
+}
+
+static size_t most(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
+static size_t head_bytes(struct network *n)
+{
+    struct stream *s = n->model->stream;
+    struct head head = head_shape(n, n->rows);
+    struct head_tv tv = tv_shape(n, n->rows);
+    size_t bytes = most(s->ops->head_loss_bytes(s, &head), norm_backward_bytes(s, n->rows, head.width));
+
+    bytes = most(bytes, s->ops->sum_bytes(s, n->rows * (n->mtp.depths + 1)));
+    return n->mtp.depths && n->model->config.mtp.loss == MTP_LOSS_TV ? most(bytes, s->ops->head_tv_bytes(s, &tv)) : bytes;
+}
+
+/* Everything a pass will use, in the order in which it runs. */
+static void lay_out(struct network *n)
+{
+    const struct model_config *c = &n->model->config.model;
+    struct stream *s = n->model->stream;
+    struct plan *p = &n->plan;
+
+    *p = (struct plan){.rows = n->rows, .keep = n->keep};
+    input_layout(c, n->mtp.depths, p, &n->input);
+    lay_out_stream(n, p);
     plan_keep(p, &n->final, n->model->type, p->rows, c->hidden_size);
     plan_keep(p, &n->final_rstd, GLM52_DTYPE_F32, p->rows, 1);
     plan_keep(p, &n->loss, GLM52_DTYPE_F32, p->rows, 1);
     if (n->keep != KEEP_NOTHING) plan_keep(p, &n->dx, n->model->type, p->rows, c->hidden_size);
     for (int i = 0; i < n->layers; i++) layer_plan(&n->layer[i], s, p);
-    size_t norm = norm_backward_bytes(s, p->rows, c->hidden_size), loss = s->ops->head_loss_bytes(s, &head);
-    size_t sum = s->ops->sum_bytes(s, p->rows);
-    loss = loss > norm ? loss : norm;
-    plan_temp_bytes(p, &n->head_workspace, loss > sum ? loss : sum);
+    if (n->mtp.depths) {
+        plan_keep(p, &n->alpha, GLM52_DTYPE_F32, p->rows, n->mtp.depths);
+        plan_keep(p, &n->hit, GLM52_DTYPE_F32, p->rows, 1);
+        mtp_plan(&n->mtp, s, p);
+    }
+    plan_temp_bytes(p, &n->head_workspace, head_bytes(n));
 }
 
 static const enum memory_class region_class[REGIONS] = {MEMORY_ACTIVATIONS, MEMORY_ACTIVATIONS, MEMORY_WORKSPACE};
 
-glm52_status network_open(struct model *m, int64_t rows, enum keep keep, struct network *n)
+static glm52_status take_memory(struct network *n)
 {
-    struct stream *s = m->stream;
+    struct stream *s = n->model->stream;
+    void *memory;
+
+    TRY(input_stage_open(n->model->host, n->rows, n->mtp.depths, &n->stage));
+    for (int i = 0; i < REGIONS; i++) {
+        TRY(s->ops->allocate(s, n->plan.peak[i], region_class[i], &memory));
+        n->base[i] = memory;
+    }
+    TRY(s->ops->allocate(s, (size_t)n->sums.count * sizeof *n->sum, MEMORY_WORKSPACE, &memory));
+    n->sum = memory;
+    return GLM52_OK;
+}
+
+glm52_status network_open(struct model *m, int64_t rows, enum keep keep, int microbatches, struct network *n)
+{
     glm52_status status = GLM52_OK;
 
     memset(n, 0, sizeof *n);
     n->model = m;
     n->rows = rows;
     n->keep = keep;
+    n->microbatches = microbatches;
     n->layers = m->parameters.layers;
     n->layer = host_alloc(m->host, (size_t)n->layers * sizeof *n->layer, MEMORY_HOST);
-    n->x = host_alloc(m->host, (size_t)(n->layers + 1) * sizeof *n->x, MEMORY_HOST);
-    n->selected = host_alloc(m->host, (size_t)n->layers * sizeof *n->selected, MEMORY_HOST);
+    n->x = host_calloc(m->host, (size_t)(n->layers + 1) * sizeof *n->x, MEMORY_HOST);
+    n->selected = host_calloc(m->host, (size_t)n->layers * sizeof *n->selected, MEMORY_HOST);
     if (!n->layer || !n->x || !n->selected) status = GLM52_E_NOMEM;
     if (!status) {
-        for (int i = 0; i < n->layers; i++) build_layer(m, i, &n->layer[i]);
+        build(n);
+        count_sums(n);
         lay_out(n);
-        status = input_stage_open(m->host, rows, &n->stage);
+        status = take_memory(n);
     }
-    for (int i = 0; i < REGIONS && !status; i++) {
-        void *memory;
-        status = s->ops->allocate(s, n->plan.peak[i], region_class[i], &memory);
-        if (!status) n->base[i] = memory;
-    }
-    if (status) network_close(n);
+    if (status)
+        network_close(n);
+    else
+        connect_sums(n);
     return status;
 }
 
@@ -93,14 +203,17 @@ void network_close(struct network *n)
     struct stream *s = n->model->stream;
     struct host *host = n->model->host;
 
+    if (n->sum) s->ops->release(s, n->sum, (size_t)n->sums.count * sizeof *n->sum, MEMORY_WORKSPACE);
     for (int i = 0; i < REGIONS; i++)
         if (n->base[i]) s->ops->release(s, n->base[i], n->plan.peak[i], region_class[i]);
     input_stage_close(&n->stage);
-    if (n->layer) host_free(host, n->layer, (size_t)n->layers * sizeof *n->layer, MEMORY_HOST);
-    if (n->x) host_free(host, n->x, (size_t)(n->layers + 1) * sizeof *n->x, MEMORY_HOST);
-    if (n->selected) host_free(host, n->selected, (size_t)n->layers * sizeof *n->selected, MEMORY_HOST);
+    host_free(host, n->layer, (size_t)n->layers * sizeof *n->layer, MEMORY_HOST);
+    host_free(host, n->x, (size_t)(n->layers + 1) * sizeof *n->x, MEMORY_HOST);
+    host_free(host, n->selected, (size_t)n->layers * sizeof *n->selected, MEMORY_HOST);
     memset(n, 0, sizeof *n);
 }
+
+/* ---- running ---- */
 
 static void forward_layers(struct network *n, const struct pass *f)
 {
@@ -117,25 +230,100 @@ static void forward_layers(struct network *n, const struct pass *f)
     tap(f, "final_hidden", -1, n->model->type, c->hidden_size, at(f, n->final));
 }
 
-/* Loss of each row, and with gradients that of the final hidden states in dx. */
-static void run_head(struct network *n, const struct pass *f, int backward, double *total)
+static void tap_logits(const struct network *n, const struct pass *f, const void *hidden)
+{
+    const struct parameter *w = n->model->parameters.head;
+    struct gemm g = {.m = f->rows, .n = w->shape[0], .k = w->shape[1], .lda = w->shape[1], .ldb = w->shape[1],
+                     .ldc = w->shape[0], .batch = 1, .transpose_b = 1, .a_type = n->model->type, .b_type = w->type,
+                     .c_type = GLM52_DTYPE_F32};
+
+    if (!tapped(f, "logits", -1)) return;
+    f->ops->gemm(f->stream, &g, hidden, w->value, f->tap->scores);
+    tap(f, "logits", -1, GLM52_DTYPE_F32, w->shape[0], f->tap->scores);
+}
+
+/* Cross-entropy of `hidden` under the view's labels: *sum += weighted losses; with gradients dx, and dw unless NULL. */
+static void cross_entropy(const struct network *n, const struct pass *f, const void *hidden, void *dx, float *dw, double *sum)
 {
     struct head h = head_shape(n, f->rows);
-    struct parameter *w = n->model->parameters.head;
     float *loss = at(f, n->loss);
     void *workspace = at(f, n->head_workspace);
 
-    f->ops->head_loss(f->stream, &h, at(f, n->final), w->value, f->in->label, f->in->weight, loss,
-                      backward ? at(f, n->dx) : NULL, backward ? w->gradient : NULL, workspace);
-    f->ops->sum(f->stream, f->rows, loss, f->in->weight, total, workspace);
+    f->ops->head_loss(f->stream, &h, hidden, n->model->parameters.head->value, f->in->label, f->in->weight, loss, dx, dw,
+                      workspace);
+    f->ops->sum(f->stream, f->rows, loss, f->in->weight, sum, workspace);
     tap(f, "ce_rows", -1, GLM52_DTYPE_F32, 1, loss);
-    if (f->tap && f->tap->wants(f->tap->user, "logits", -1)) {
-        struct gemm g = {.m = f->rows, .n = h.vocabulary, .k = h.width, .lda = h.width, .ldb = h.width,
-                         .ldc = h.vocabulary, .batch = 1, .transpose_b = 1, .a_type = h.type, .b_type = w->type,
-                         .c_type = GLM52_DTYPE_F32};
-        f->ops->gemm(f->stream, &g, at(f, n->final), w->value, f->tap->scores);
-        tap(f, "logits", -1, GLM52_DTYPE_F32, h.vocabulary, f->tap->scores);
+    tap_logits(n, f, hidden);
+}
+
+/* Which drafts a greedy reader would have accepted, alone and after all before them. */
+static void count_accepted(const struct network *n, const struct pass *f, int d)
+{
+    struct head h = head_shape(n, f->rows);
+    float *hit = at(f, n->hit), *so_far = at(f, n->alpha);
+    void *workspace = at(f, n->head_workspace);
+
+    f->ops->head_hit(f->stream, &h, mtp_out(&n->mtp, f, d), n->model->parameters.head->value, f->in->label, hit, workspace);
+    f->ops->sum(f->stream, f->rows, hit, NULL, n->sum + n->sums.accepted + d, workspace);
+    if (d)
+        f->ops->multiply(f->stream, f->rows, hit, so_far);
+    else
+        f->ops->copy(f->stream, so_far, hit, (size_t)f->rows * sizeof *hit);
+    f->ops->sum(f->stream, f->rows, so_far, NULL, n->sum + n->sums.accepted_so_far + d, workspace);
+}
+
+static void mtp_cross_entropy(struct network *n, struct pass *f, const struct input *in, int backward)
+{
+    const struct input *trunk = f->in;
+    float *dw = n->model->config.mtp.detach_heads ? NULL : n->model->parameters.head->gradient;
+
+    for (int d = 0; d < n->mtp.depths; d++) {
+        f->in = &in[d];
+        f->depth = d;
+        label(f, "mtp.head");
+        cross_entropy(n, f, mtp_out(&n->mtp, f, d), backward ? mtp_dout(&n->mtp, f, d) : NULL, backward ? dw : NULL,
+                      n->sum + n->sums.mtp + d);
+        count_accepted(n, f, d);
     }
+    f->in = trunk;
+    f->depth = -1;
+}
+
+static void mtp_total_variation(struct network *n, struct pass *f, const struct input *in, int backward)
+{
+    struct head_tv h = tv_shape(n, f->rows);
+    float *alpha = at(f, n->alpha), *loss = at(f, n->loss), *so_far = at(f, n->hit);
+    void *workspace = at(f, n->head_workspace);
+
+    label(f, "mtp.head");
+    f->ops->head_tv(f->stream, &h, at(f, n->final), mtp_out(&n->mtp, f, 0), n->model->parameters.head->value, in[0].weight,
+                    alpha, loss, backward ? mtp_dout(&n->mtp, f, 0) : NULL, workspace);
+    f->ops->sum(f->stream, f->rows, loss, in[0].weight, n->sum + n->sums.mtp, workspace);
+    tap(f, "tv_rows", -1, GLM52_DTYPE_F32, 1, loss);
+    for (int d = 0; d < n->mtp.depths; d++) {
+        f->depth = d;
+        tap(f, "alpha", -1, GLM52_DTYPE_F32, 1, alpha + d * f->rows);
+        f->ops->sum(f->stream, f->rows, alpha + d * f->rows, NULL, n->sum + n->sums.accepted + d, workspace);
+        if (d)
+            f->ops->multiply(f->stream, f->rows, alpha + d * f->rows, so_far);
+        else
+            f->ops->copy(f->stream, so_far, alpha, (size_t)f->rows * sizeof *alpha);
+        f->ops->sum(f->stream, f->rows, so_far, NULL, n->sum + n->sums.accepted_so_far + d, workspace);
+    }
+    f->depth = -1;
+}
+
+static void run_heads(struct network *n, struct pass *f, const struct input *in, int backward)
+{
+    float *dw = n->model->parameters.head->gradient;
+
+    label(f, "head");
+    cross_entropy(n, f, at(f, n->final), backward ? at(f, n->dx) : NULL, backward ? dw : NULL, n->sum + n->sums.ce);
+    if (!n->mtp.depths) return;
+    if (n->model->config.mtp.loss == MTP_LOSS_TV)
+        mtp_total_variation(n, f, in + 1, backward);
+    else
+        mtp_cross_entropy(n, f, in + 1, backward);
 }
 
 static void backward_layers(struct network *n, struct pass *b)
@@ -145,10 +333,14 @@ static void backward_layers(struct network *n, struct pass *b)
     struct parameter *embedding = n->model->parameters.embedding;
     void *dx = at(b, n->dx);
 
-    label(b, "head");
-    norm_backward(b, n->model->parameters.final_norm, c->rms_norm_eps, c->hidden_size, at(b, n->x[n->layers]),
-                  at(b, n->final_rstd), dx, dx, 0, at(b, n->head_workspace));
+    if (n->model->config.train.train_only == TRAIN_ALL) {
+        label(b, "head");
+        norm_backward(b, n->model->parameters.final_norm, c->rms_norm_eps, c->hidden_size, at(b, n->x[n->layers]),
+                      at(b, n->final_rstd), dx, dx, 0, at(b, n->head_workspace));
+    }
     for (int i = n->layers - 1; i >= 0; i--) {
+        int serves = !n->layer[i].frozen || (n->layer[i].indexes && n->layer[i].indexer.learns);
+        if (!serves) continue;
         if (n->keep == KEEP_INPUTS) {
             b->replay = 1;
             layer_forward(&n->layer[i], b, at(b, n->x[i]), at(b, n->selected[i]), at(b, n->x[i + 1]));
@@ -160,16 +352,40 @@ static void backward_layers(struct network *n, struct pass *b)
     if (embedding->gradient) b->ops->embed_backward(b->stream, &e, b->in->token, dx, embedding->gradient);
 }
 
-void network_run(struct network *n, const struct pack *pack, double scale, int backward, const struct tap *tap,
-                 double *total)
+void network_run(struct network *n, const struct pack *pack, const struct input_scale *scale, int backward,
+                 const struct tap *tap)
 {
     struct stream *s = n->model->stream;
-    struct input in;
-    struct pass pass = {.ops = s->ops, .stream = s, .model = n->model, .in = &in, .rows = pack->rows, .tap = tap};
+    struct input in[MTP_DEPTHS + 1];
+    struct pass pass = {.ops = s->ops, .stream = s, .model = n->model, .in = in, .rows = pack->rows, .tap = tap,
+                        .depth = -1, .training = backward, .microbatches = n->microbatches};
+    int learns = n->model->config.train.train_only == TRAIN_ALL;
 
     memcpy(pass.base, n->base, sizeof pass.base);
-    input_upload(n->model, &n->input, pass.base, &n->stage, pack, scale, &in);
+    input_upload(n->model, &n->input, pass.base, &n->stage, pack, scale, in);
     forward_layers(n, &pass);
-    run_head(n, &pass, backward, total);
-    if (backward) backward_layers(n, &pass);
+    if (n->mtp.depths) mtp_forward(&n->mtp, &pass, in + 1, at(&pass, n->final));
+    run_heads(n, &pass, in, backward && learns);
+    if (!backward) return;
+    if (n->mtp.depths)
+        mtp_backward(&n->mtp, &pass, in + 1, at(&pass, n->final),
+                     n->model->config.mtp.detach_heads || !learns ? NULL : at(&pass, n->dx));
+    backward_layers(n, &pass);
+}
+
+void network_balance(struct network *n)
+{
+    const struct config *c = &n->model->config;
+    struct stream *s = n->model->stream;
+    int32_t experts = (int32_t)c->model.n_routed_experts;
+
+    if (c->moe.bias_update_rate <= 0 || c->train.train_only == TRAIN_INDEXER) return;
+    s->label = "balance";
+    for (int i = 0; i < n->layers; i++)
+        if (n->layer[i].sparse)
+            s->ops->balance_bias(s, experts, (float)c->moe.bias_update_rate, n->layer[i].moe.counts,
+                                 (float *)n->layer[i].w->moe.bias->value);
+    if (n->mtp.depths)
+        s->ops->balance_bias(s, experts, (float)c->moe.bias_update_rate, n->mtp.depth[0].layer.moe.counts,
+                             (float *)n->mtp.w->layer.moe.bias->value);
 }

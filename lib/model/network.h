@@ -3,7 +3,19 @@
 #ifndef GLM52_MODEL_NETWORK_H
 #define GLM52_MODEL_NETWORK_H
 
-#include "model/parts.h"
+#include "model/mtp.h"
+
+/* What passes add up, as indices into an array of fp64 on the device. Losses come with all their factors. */
+struct sums {
+    int ce;                 /* trunk cross-entropy */
+    int auxiliary;          /* balance and z losses */
+    int mtp;                /* [depths] */
+    int accepted;           /* [depths] rows (ce) or probability mass (tv) accepted at each depth */
+    int accepted_so_far;    /* [depths] ... at all depths up to it */
+    int kl;                 /* [executions of indexers that learn] trunk layers in order, then MTP depths */
+    int counts;             /* [sparse layers, then MTP][experts] */
+    int count;
+};
 
 struct network {
     struct model *model;
@@ -12,20 +24,27 @@ struct network {
     struct plan plan;
     struct input_plan input;
     struct layer *layer;
-    int layers;
+    struct mtp mtp;
+    int layers, microbatches;
+    int indexers, sparse_layers; /* executions of learning indexers; rows of counts */
     struct slot *x;              /* [layers + 1] the residual stream before each layer and after the last */
     struct slot *selected;       /* [layers] of the source layer where shared */
-    struct slot final, final_rstd, dx, loss, head_workspace;
+    struct slot final, final_rstd, dx, loss, head_workspace, alpha, hit;
     unsigned char *base[REGIONS];
     struct input_stage stage;
+    struct sums sums;
+    double *sum;                 /* device */
 };
 
-/* Lays out and takes all memory of passes over up to `rows` tokens. */
-glm52_status network_open(struct model *m, int64_t rows, enum keep keep, struct network *n);
+/* Lays out and takes all memory of passes over up to `rows` tokens. microbatches: of a step, for losses that are means
+ * over them. */
+glm52_status network_open(struct model *m, int64_t rows, enum keep keep, int microbatches, struct network *n);
 void network_close(struct network *n);
-/* Runs the pack forward; *total (device, fp64) += sum of weight * loss. scale multiplies the pack's loss mask. With
- * `backward`, gradients of the same sum are added to the parameters' (keep must not be KEEP_NOTHING). */
-void network_run(struct network *n, const struct pack *pack, double scale, int backward, const struct tap *tap,
-                 double *total);
+/* Runs the pack forward, adding to `sum`. With `backward`, gradients of the losses are added to the parameters' (keep
+ * must not be KEEP_NOTHING). The MTP depths run if the config trains them. */
+void network_run(struct network *n, const struct pack *pack, const struct input_scale *scale, int backward,
+                 const struct tap *tap);
+/* Moves the selection biases by the counts of the step, and forgets nothing: the caller zeroes `sum`. */
+void network_balance(struct network *n);
 
 #endif

@@ -18,7 +18,7 @@ struct declarer {
     int layer;
     enum parameter_part part;
     uint32_t count;
-    uint64_t name_bytes, value_bytes, gradient_elements, elements;
+    uint64_t name_bytes, value_bytes, elements;
 };
 
 static uint64_t round_up(uint64_t n, uint64_t unit)
@@ -39,10 +39,7 @@ static struct parameter *declare(struct declarer *d, enum parameter_kind kind, i
     va_end(args);
     glm52_dtype type = kind == KIND_SELECTION_BIAS ? GLM52_DTYPE_F32 : d->type;
     uint64_t count = (uint64_t)rows * (uint64_t)(columns ? columns : 1);
-    if (!follows) {
-        d->value_bytes = round_up(d->value_bytes, ALIGNMENT);
-        d->gradient_elements = round_up(d->gradient_elements, ALIGNMENT / sizeof(float));
-    }
+    if (!follows) d->value_bytes = round_up(d->value_bytes, ALIGNMENT);
     struct parameter *p = NULL;
     if (d->table->at) {
         char *stored = d->table->names + d->name_bytes;
@@ -50,14 +47,12 @@ static struct parameter *declare(struct declarer *d, enum parameter_kind kind, i
         p = &d->table->at[d->count];
         *p = (struct parameter){.name = stored, .kind = kind, .part = d->part, .layer = d->layer,
                                 .dimensions = columns ? 2 : 1, .shape = {rows, columns ? columns : 1}, .count = count,
-                                .type = type, .offset = d->value_bytes, .gradient_offset = d->gradient_elements,
-                                .trained = kind != KIND_SELECTION_BIAS && d->part == PART_TRUNK};
+                                .type = type, .offset = d->value_bytes, .follows = follows};
     }
     d->count++;
     d->name_bytes += length;
     d->value_bytes += count * dtype_size(type);
     d->elements += count;
-    if (kind != KIND_SELECTION_BIAS && d->part == PART_TRUNK) d->gradient_elements += count;
     return p;
 }
 
@@ -74,6 +69,10 @@ static void declare_mla(struct declarer *d, struct mla_weights *w)
     w->kv_a_norm = declare(d, KIND_NORM, 0, c->kv_lora_rank, 0, "self_attn.kv_a_layernorm.weight");
     w->kv_b = declare(d, KIND_MATRIX, 0, heads * (c->qk_nope_head_dim + c->v_head_dim), c->kv_lora_rank,
                       "self_attn.kv_b_proj.weight");
+    if (w->kv_b) {
+        w->q_b->blocks = (struct parameter_blocks){heads, c->qk_nope_head_dim};
+        w->kv_b->blocks = (struct parameter_blocks){heads, c->qk_nope_head_dim};
+    }
     w->o = declare(d, KIND_MATRIX, 0, c->hidden_size, heads * c->v_head_dim, "self_attn.o_proj.weight");
 }
 
@@ -82,7 +81,7 @@ static void declare_indexer(struct declarer *d, struct indexer_weights *w)
     const struct model_config *c = d->config;
     enum parameter_part part = d->part;
 
-    if (part == PART_TRUNK) d->part = PART_INDEXER;
+    d->part = part == PART_TRUNK ? PART_INDEXER : PART_MTP_INDEXER;
     w->wq_b = declare(d, KIND_MATRIX, 0, c->index_n_heads * c->index_head_dim, c->q_lora_rank,
                       "self_attn.indexer.wq_b.weight");
     w->wk = declare(d, KIND_MATRIX, 0, c->index_head_dim, c->hidden_size, "self_attn.indexer.wk.weight");
@@ -190,7 +189,6 @@ glm52_status parameters_declare(struct host *host, const struct model_config *c,
     declare_all(&filling);
     t.elements = filling.elements;
     t.value_bytes = filling.value_bytes;
-    t.gradient_elements = filling.gradient_elements;
     for (uint32_t i = 0; i < t.count; i++) t.by_name[i] = i;
     qsort_r(t.by_name, t.count, sizeof *t.by_name, compare_names, &t);
     *out = t;
@@ -221,6 +219,30 @@ struct parameter *parameters_find(const struct parameters *p, const char *name)
             low = middle + 1;
     }
     return NULL;
+}
+
+static int stage_trains(const struct config *c, const struct parameter *p)
+{
+    int indexer = p->part == PART_INDEXER || p->part == PART_MTP_INDEXER;
+    int mtp = p->part == PART_MTP || p->part == PART_MTP_INDEXER;
+
+    if (p->kind == KIND_SELECTION_BIAS || (mtp && !c->mtp.depths)) return 0;
+    if (indexer) return c->indexer_loss.kind != INDEXER_LOSS_NONE;
+    return c->train.train_only == TRAIN_ALL;
+}
+
+void parameters_select(struct parameters *p, const struct config *c)
+{
+    uint64_t elements = 0;
+
+    for (uint32_t i = 0; i < p->count; i++) {
+        struct parameter *q = &p->at[i];
+        q->trained = stage_trains(c, q);
+        if (!q->follows) elements = round_up(elements, ALIGNMENT / sizeof(float));
+        q->gradient_offset = elements;
+        if (q->trained) elements += q->count;
+    }
+    p->gradient_elements = elements;
 }
 
 int parameter_decays(const struct parameter *p)

@@ -16,7 +16,13 @@ enum parameter_kind {
 };
 
 /* Which part it belongs to, for freezing and stages. */
-enum parameter_part { PART_TRUNK, PART_INDEXER, PART_MTP };
+enum parameter_part { PART_TRUNK, PART_INDEXER, PART_MTP, PART_MTP_INDEXER, PARTS };
+
+/* How its rows fall into blocks, for optimizers that treat blocks on their own: per head the first `split` rows and the
+ * rest. heads = 0: one block. */
+struct parameter_blocks {
+    int64_t heads, split;
+};
 
 struct parameter {
     const char *name;
@@ -27,8 +33,10 @@ struct parameter {
     int64_t shape[2];
     uint64_t count;
     glm52_dtype type;
+    int follows;                  /* lies right behind the one before, without a gap */
     uint64_t offset;              /* bytes into the values */
     uint64_t gradient_offset;     /* elements into the gradients */
+    struct parameter_blocks blocks;
     int trained;                  /* has a gradient and optimizer state */
     unsigned char *value;         /* device memory; NULL until the model has some */
     float *gradient;              /* device memory; NULL until a step has some */
@@ -83,6 +91,9 @@ struct parameters {
 glm52_status parameters_declare(struct host *host, const struct model_config *c, glm52_dtype type, struct parameters *out);
 void parameters_free(struct parameters *p);
 struct parameter *parameters_find(const struct parameters *p, const char *name); /* NULL if absent */
+
+/* Which parameters the config's stage trains, and where their gradients lie. */
+void parameters_select(struct parameters *p, const struct config *c);
 
 /* Decay applies to matrices, embedding and head, never to one-dimensional parameters. */
 int parameter_decays(const struct parameter *p);

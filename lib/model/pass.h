@@ -12,6 +12,9 @@ struct pass {
     const struct input *in;
     int64_t rows;
     unsigned char *base[REGIONS];
+    int depth;              /* MTP depth; -1: the trunk */
+    int microbatches;       /* of the step; this pass is one of them */
+    int training;           /* a backward follows: experts are counted */
     int replay;             /* 1 while a recomputed layer's forward runs again: selections stand */
     const struct tap *tap;  /* NULL: nobody asks */
 };
@@ -26,17 +29,16 @@ static inline void label(const struct pass *f, const char *text)
     f->stream->label = text;
 }
 
-static inline void tap(const struct pass *f, const char *name, int layer, glm52_dtype type, int64_t columns,
-                       const void *values)
-{
-    if (f->tap && !f->replay && f->tap->wants(f->tap->user, name, layer))
-        f->tap->take(f->tap->user, name, layer, type, f->rows, columns, values);
-}
+/* Is somebody interested? Values of MTP depth d are called mtp_NAME.d, those of layer i of the trunk NAME.i. */
+int tapped(const struct pass *f, const char *name, int layer);
+void tap(const struct pass *f, const char *name, int layer, glm52_dtype type, int64_t columns, const void *values);
 
 /* y[rows,out] (+)= x[rows,in] W^T, W = [out,in]; x and y contiguous. */
 void linear_forward(const struct pass *f, const struct parameter *w, const void *x, void *y, int add);
 /* dx[rows,in] (+)= dy[rows,out] W; dW += dy^T x. */
 void linear_backward(const struct pass *f, const struct parameter *w, const void *x, const void *dy, void *dx, int add);
+/* dW += dy^T x alone. */
+void linear_gradient(const struct pass *f, const struct parameter *w, const void *x, const void *dy);
 /* The same for W and the `more` parameters that follow it in memory, as one matrix of `out` rows. */
 void linear_forward_wide(const struct pass *f, const struct parameter *w, int64_t out, const void *x, void *y, int add);
 void linear_backward_wide(const struct pass *f, const struct parameter *w, int64_t out, const void *x, const void *dy,

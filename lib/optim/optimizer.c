@@ -4,46 +4,48 @@
 #include <string.h>
 
 #include "base/dtype.h"
+#include "optim/moves.h"
 #include "optim/schedule.h"
 
-/* p lies right behind the span and is treated alike. */
-static int continues(const struct span *s, const struct parameter *p)
-{
-    return s->decays == parameter_decays(p) && s->first->type == p->type &&
-           s->first->gradient_offset + s->elements == p->gradient_offset &&
-           s->first->offset + s->elements * dtype_size(p->type) == p->offset;
-}
-
-/* Counts the spans, and fills `span` if it is not NULL. */
-static uint32_t find_spans(struct parameters *t, struct span *span, uint64_t *elements)
-{
-    struct span current = {0};
-    uint32_t spans = 0;
-
-    *elements = 0;
-    for (uint32_t i = 0; i < t->count; i++) {
-        struct parameter *p = &t->at[i];
-        if (!p->trained) continue;
-        if (!current.first || !continues(&current, p)) {
-            current = (struct span){.first = p, .decays = parameter_decays(p), .state = *elements};
-            spans++;
-        }
-        current.parameters++;
-        current.elements += p->count;
-        *elements += p->count;
-        if (span) span[spans - 1] = current;
-    }
-    return spans;
-}
-
-static glm52_status take(struct optimizer *o, uint64_t elements, float **out)
+static glm52_status take(struct optimizer *o, size_t bytes, void **out)
 {
     struct stream *s = o->model->stream;
+
+    TRY(s->ops->allocate(s, bytes, MEMORY_OPTIMIZER, out));
+    s->ops->zero(s, *out, bytes);
+    return GLM52_OK;
+}
+
+static size_t state_bytes(const struct optimizer *o)
+{
+    return o->state_elements * sizeof(float);
+}
+
+static size_t second_bytes(const struct optimizer *o)
+{
+    return o->second_elements * sizeof(float);
+}
+
+static glm52_status take_memory(struct optimizer *o)
+{
     void *memory;
 
-    TRY(s->ops->allocate(s, elements * sizeof(float), MEMORY_OPTIMIZER, &memory));
-    *out = memory;
-    s->ops->zero(s, memory, elements * sizeof(float));
+    TRY(take(o, state_bytes(o), &memory));
+    o->m = memory;
+    TRY(take(o, second_bytes(o), &memory));
+    o->v = memory;
+    if (o->model->type != GLM52_DTYPE_F32) {
+        TRY(take(o, state_bytes(o), &memory));
+        o->master = memory;
+    }
+    TRY(take(o, PARTS * RATES * sizeof(float), &memory));
+    o->rates = memory;
+    for (uint32_t i = 0; i < o->moves; i++) {
+        size_t bytes = o->move[i].rule == RULE_MUON ? o->model->stream->ops->muon_bytes(o->model->stream, &o->move[i].muon) : 0;
+        if (bytes > o->workspace_bytes) o->workspace_bytes = bytes;
+    }
+    if (!o->workspace_bytes) return GLM52_OK;
+    TRY(o->model->stream->ops->allocate(o->model->stream, o->workspace_bytes, MEMORY_WORKSPACE, &o->workspace));
     return GLM52_OK;
 }
 
@@ -54,14 +56,8 @@ glm52_status optimizer_open(struct model *m, const struct config *config, struct
     o->config = config->optim;
     o->total_steps = config->train.steps;
     o->lr_override = -1;
-    o->spans = find_spans(&m->parameters, NULL, &o->state_elements);
-    o->span = host_alloc(m->host, o->spans * sizeof *o->span, MEMORY_HOST);
-    glm52_status status = o->span ? GLM52_OK : GLM52_E_NOMEM;
-    if (!status) find_spans(&m->parameters, o->span, &o->state_elements);
-    if (!status) status = take(o, o->state_elements, &o->m);
-    if (!status) status = take(o, o->state_elements, &o->v);
-    if (!status && m->type != GLM52_DTYPE_F32) status = take(o, o->state_elements, &o->master);
-    if (!status) status = take(o, RATES, &o->rates);
+    glm52_status status = plan_moves(o, config);
+    if (!status) status = take_memory(o);
     if (status)
         optimizer_close(o);
     else
@@ -73,37 +69,71 @@ void optimizer_close(struct optimizer *o)
 {
     if (!o->model) return;
     struct stream *s = o->model->stream;
-    size_t bytes = o->state_elements * sizeof(float);
 
-    if (o->m) s->ops->release(s, o->m, bytes, MEMORY_OPTIMIZER);
-    if (o->v) s->ops->release(s, o->v, bytes, MEMORY_OPTIMIZER);
-    if (o->master) s->ops->release(s, o->master, bytes, MEMORY_OPTIMIZER);
-    if (o->rates) s->ops->release(s, o->rates, RATES * sizeof(float), MEMORY_OPTIMIZER);
-    if (o->span) host_free(s->host, o->span, o->spans * sizeof *o->span, MEMORY_HOST);
+    if (o->m) s->ops->release(s, o->m, state_bytes(o), MEMORY_OPTIMIZER);
+    if (o->v) s->ops->release(s, o->v, second_bytes(o), MEMORY_OPTIMIZER);
+    if (o->master) s->ops->release(s, o->master, state_bytes(o), MEMORY_OPTIMIZER);
+    if (o->rates) s->ops->release(s, o->rates, PARTS * RATES * sizeof(float), MEMORY_OPTIMIZER);
+    if (o->workspace) s->ops->release(s, o->workspace, o->workspace_bytes, MEMORY_WORKSPACE);
+    host_free(s->host, o->placed, o->count * sizeof *o->placed, MEMORY_HOST);
+    host_free(s->host, o->move, o->moves * sizeof *o->move, MEMORY_HOST);
     memset(o, 0, sizeof *o);
 }
 
 double optimizer_lr(const struct optimizer *o)
 {
-    return o->lr_override >= 0 ? o->lr_override : schedule_lr(&o->config, o->total_steps, o->step + 1);
+    return o->lr_override >= 0 ? o->lr_override
+                               : schedule_lr(&o->config, o->total_steps, o->step - o->schedule_begin + 1);
+}
+
+/* Rates of every part: the learning rate is one, the age of the state differs. */
+static void send_rates(struct optimizer *o)
+{
+    struct stream *s = o->model->stream;
+    double beta1 = (double)(float)o->config.beta1, beta2 = (double)(float)o->config.beta2;
+    float rates[PARTS][RATES];
+
+    for (int part = 0; part < PARTS; part++) {
+        double t = (double)(o->updates[part] + 1);
+        rates[part][RATE_LR] = (float)optimizer_lr(o);
+        rates[part][RATE_CORRECTION1] = (float)(1 - pow(beta1, t));
+        rates[part][RATE_CORRECTION2] = (float)(1 - pow(beta2, t));
+    }
+    s->ops->upload(s, o->rates, rates, sizeof rates);
+}
+
+static void apply(struct optimizer *o, const struct move *move, const float *coefficient)
+{
+    struct stream *s = o->model->stream;
+    struct parameter *p = move->first;
+    const float *rates = o->rates + p->part * RATES, *gradient = p->gradient + move->from;
+    float *m = o->m + move->state, *v = o->v + move->second, *master = o->master ? o->master + move->state : NULL;
+    unsigned char *value = p->value + move->from * dtype_size(p->type);
+
+    if (move->rule == RULE_MUON)
+        s->ops->muon(s, &move->muon, rates, coefficient, gradient, m, master, value, o->workspace);
+    else
+        s->ops->adamw(s, &move->adamw, rates, coefficient, gradient, m, v, master, value);
 }
 
 void optimizer_update(struct optimizer *o, const float *coefficient)
 {
     struct stream *s = o->model->stream;
-    double t = (double)(o->step + 1);
-    float rates[RATES] = {(float)optimizer_lr(o), (float)(1 - pow(o->config.beta1, t)), (float)(1 - pow(o->config.beta2, t))};
+    int moved[PARTS] = {0};
 
     s->label = "optimizer";
-    s->ops->upload(s, o->rates, rates, sizeof rates);
-    for (uint32_t i = 0; i < o->spans; i++) {
-        const struct span *span = &o->span[i];
-        struct adamw a = {.count = (int64_t)span->elements, .beta1 = (float)o->config.beta1, .beta2 = (float)o->config.beta2,
-                          .epsilon = (float)o->config.epsilon, .decay = span->decays ? (float)o->config.weight_decay : 0,
-                          .type = span->first->type};
-        s->ops->adamw(s, &a, o->rates, coefficient, span->first->gradient, o->m + span->state, o->v + span->state,
-                      o->master ? o->master + span->state : NULL, span->first->value);
+    send_rates(o);
+    for (uint32_t i = 0; i < o->moves; i++) {
+        s->label = o->move[i].rule == RULE_MUON ? "optimizer.muon" : "optimizer.adamw";
+        apply(o, &o->move[i], coefficient);
+        moved[o->move[i].first->part] = 1;
     }
+    for (int part = 0; part < PARTS; part++) o->updates[part] += moved[part];
+    o->step++;
+}
+
+void optimizer_skip(struct optimizer *o)
+{
     o->step++;
 }
 
@@ -113,7 +143,29 @@ void optimizer_resync(struct optimizer *o)
 
     if (!o->master) return;
     s->label = "optimizer";
-    for (uint32_t i = 0; i < o->spans; i++)
-        s->ops->convert(s, (int64_t)o->span[i].elements, o->span[i].first->type, o->span[i].first->value, GLM52_DTYPE_F32,
-                        o->master + o->span[i].state);
+    for (uint32_t i = 0; i < o->count; i++) {
+        struct parameter *p = o->placed[i].parameter;
+        s->ops->convert(s, (int64_t)p->count, p->type, p->value, GLM52_DTYPE_F32, o->master + o->placed[i].state);
+    }
+}
+
+void optimizer_adopt(struct optimizer *o, const struct optimizer *before)
+{
+    struct stream *s = o->model->stream;
+    int continues[PARTS] = {0};
+
+    o->step = before->step;
+    s->label = "optimizer";
+    for (uint32_t i = 0, j = 0; i < o->count; i++) { /* both lists are in table order */
+        while (j < before->count && before->placed[j].parameter < o->placed[i].parameter) j++;
+        if (j == before->count) break;
+        const struct placed *to = &o->placed[i], *from = &before->placed[j];
+        if (from->parameter != to->parameter || from->rule != to->rule) continue;
+        size_t bytes = to->parameter->count * sizeof(float);
+        s->ops->copy(s, o->m + to->state, before->m + from->state, bytes);
+        if (to->has_second && from->has_second) s->ops->copy(s, o->v + to->second, before->v + from->second, bytes);
+        if (o->master) s->ops->copy(s, o->master + to->state, before->master + from->state, bytes);
+        continues[to->parameter->part] = 1;
+    }
+    for (int part = 0; part < PARTS; part++) o->updates[part] = continues[part] ? before->updates[part] : 0;
 }

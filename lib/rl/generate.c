@@ -12,7 +12,6 @@ struct decoder {
     struct network network;
     struct pack pack;
     float *device_logits, *logits;
-    double *total;              /* the loss that network_run adds up; not looked at */
 };
 
 static int wants(void *user, const char *name, int layer)
@@ -40,7 +39,6 @@ static void decoder_close(struct decoder *d)
     size_t bytes = (size_t)d->m->config.model.vocab_size * sizeof(float);
 
     if (d->device_logits) s->ops->release(s, d->device_logits, bytes, MEMORY_WORKSPACE);
-    if (d->total) s->ops->release(s, d->total, sizeof *d->total, MEMORY_WORKSPACE);
     if (d->logits) host_free(s->host, d->logits, bytes, MEMORY_HOST);
     pack_free(&d->pack);
     network_close(&d->network);
@@ -50,17 +48,15 @@ static glm52_status decoder_open(struct decoder *d, struct model *m, int64_t row
 {
     struct stream *s = m->stream;
     size_t bytes = (size_t)m->config.model.vocab_size * sizeof(float);
-    void *logits = NULL, *total = NULL;
+    void *logits = NULL;
 
     memset(d, 0, sizeof *d);
     d->m = m;
     pack_init(&d->pack, m->host);
-    glm52_status status = network_open(m, rows, KEEP_NOTHING, &d->network);
+    glm52_status status = network_open(m, rows, KEEP_NOTHING, 1, &d->network);
     if (!status) status = pack_reserve(&d->pack, rows, 1);
     if (!status) status = s->ops->allocate(s, bytes, MEMORY_WORKSPACE, &logits);
     d->device_logits = logits;
-    if (!status) status = s->ops->allocate(s, sizeof *d->total, MEMORY_WORKSPACE, &total);
-    d->total = total;
     if (!status && !(d->logits = host_alloc(m->host, bytes, MEMORY_HOST))) status = GLM52_E_NOMEM;
     if (status) decoder_close(d);
     return status;
@@ -92,7 +88,7 @@ static glm52_status next_token(struct decoder *d, const struct sampling *how, ui
 
     TRY(host_poll(d->m->host));
     pack_default_labels(&d->pack);
-    network_run(&d->network, &d->pack, 1, 0, &tap, d->total);
+    network_run(&d->network, &d->pack, &(struct input_scale){0}, 0, &tap);
     TRY(s->ops->synchronize(s));
     s->ops->download(s, d->logits, d->device_logits, (size_t)vocabulary * sizeof(float));
     *token = pick(d->logits, vocabulary, how, number);

@@ -23,11 +23,14 @@ static glm52_status join(char path[PATH], const char *directory, const char *nam
 }
 
 /* The arrays of the optimizer, by the prefix of their tensor names. */
-static const char *const array_name[] = {"m", "v", "master"};
+enum state_array { FIRST_MOMENT, SECOND_MOMENT, MASTER, STATE_ARRAYS };
+static const char *const array_name[STATE_ARRAYS] = {"m", "v", "master"};
 
-static float *state_array(const struct optimizer *o, int which)
+static float *state_of(const struct optimizer *o, const struct placed *p, enum state_array which)
 {
-    return which == 0 ? o->m : which == 1 ? o->v : o->master;
+    if (which == FIRST_MOMENT) return o->m + p->state;
+    if (which == SECOND_MOMENT) return p->has_second ? o->v + p->second : NULL;
+    return o->master ? o->master + p->state : NULL;
 }
 
 /* Calls `visit` for every (array, parameter) in a fixed order. */
@@ -38,17 +41,13 @@ static glm52_status each_tensor(struct optimizer *o,
 {
     char name[160];
 
-    for (int which = 0; which < 3; which++) {
-        if (!state_array(o, which)) continue;
-        for (uint32_t i = 0; i < o->spans; i++) {
-            const struct parameter *p = o->span[i].first;
-            float *at = state_array(o, which) + o->span[i].state;
-            for (uint32_t j = 0; j < o->span[i].parameters; at += p->count, p++, j++) {
-                snprintf(name, sizeof name, "%s.%s", array_name[which], p->name);
-                TRY(visit(o, p, name, at, user));
-            }
+    for (enum state_array which = 0; which < STATE_ARRAYS; which++)
+        for (uint32_t i = 0; i < o->count; i++) {
+            float *at = state_of(o, &o->placed[i], which);
+            if (!at) continue;
+            snprintf(name, sizeof name, "%s.%s", array_name[which], o->placed[i].parameter->name);
+            TRY(visit(o, o->placed[i].parameter, name, at, user));
         }
-    }
     return GLM52_OK;
 }
 
@@ -63,6 +62,8 @@ struct mover {
     struct safetensors_writer *writer;
     struct safetensors *file;
     float *buffer;
+    int other_stage;          /* the file is of another stage than the one that begins */
+    int found[PARTS];         /* some state of the part was read */
 };
 
 static glm52_status write_tensor(struct optimizer *o, const struct parameter *p, const char *name, float *values, void *user)
@@ -80,24 +81,34 @@ static glm52_status write_tensor(struct optimizer *o, const struct parameter *p,
     return GLM52_OK;
 }
 
+/* Parameters whose state a stage begins anew may be missing from the file of another stage. */
 static glm52_status check_tensor(struct optimizer *o, const struct parameter *p, const char *name, float *values, void *user)
 {
     const struct mover *mover = user;
     const struct safetensor *t = safetensors_find(mover->file, name);
 
     (void)o, (void)values;
+    if (!t && mover->other_stage) return GLM52_OK;
     if (t && t->dtype == GLM52_DTYPE_F32 && t->dimensions == p->dimensions && t->shape[0] == p->shape[0] &&
         (t->dimensions < 2 || t->shape[1] == p->shape[1]))
         return GLM52_OK;
     fail(GLM52_E_CORRUPT, "optimizer state %s is %s", name, t ? "of another shape or dtype" : "missing");
+    if (!t) fail_hint("it was saved with other train.train_only, indexer_loss, mtp or optim options; give the new options a "
+                      "train.stage of their own to begin what is missing at zero");
     return fail_detail("tensor", "%s", name);
 }
 
 static glm52_status read_tensor(struct optimizer *o, const struct parameter *p, const char *name, float *values, void *user)
 {
-    const struct mover *mover = user;
+    struct mover *mover = user;
     const struct safetensor *t = safetensors_find(mover->file, name);
     struct stream *s = o->model->stream;
+
+    if (!t) {
+        s->ops->zero(s, values, p->count * sizeof *values);
+        return GLM52_OK;
+    }
+    mover->found[p->part] = 1;
 
     for (uint64_t first = 0; first < p->count; first += PIECE) {
         uint64_t count = p->count - first < PIECE ? p->count - first : PIECE;
@@ -154,15 +165,31 @@ static glm52_status open_optimizer(struct optimizer *o, const char *directory, s
     return status;
 }
 
+/* What a state says beside tensors. */
+struct counters {
+    int64_t step, schedule_begin, packs, updates[PARTS];
+    double mean_loss, skipped;
+    char stage[64];
+};
+
 static glm52_status save_counters(struct step *s, const char *directory)
 {
-    char path[PATH], text[256];
-    int length = snprintf(text, sizeof text, "{\"format\": %d, \"step\": %lld, \"packs\": %llu, \"seed\": %lld}\n", FORMAT,
-                          (long long)s->optimizer->step, (unsigned long long)s->packs,
-                          (long long)s->model->config.train.seed);
+    const struct optimizer *o = s->optimizer;
+    char path[PATH], *text;
 
     TRY(join(path, directory, "state.json"));
-    return file_write_all(s->model->host, path, text, (size_t)length);
+    json_t *json = json_pack("{s:i, s:I, s:I, s:I, s:I, s:s, s:f, s:f, s:[I, I, I, I]}", "format", FORMAT, "step",
+                             (json_int_t)o->step, "schedule_begin", (json_int_t)o->schedule_begin, "packs",
+                             (json_int_t)s->packs, "seed", (json_int_t)s->model->config.train.seed, "stage",
+                             s->model->config.train.stage, "mean_loss", s->mean_loss, "skipped", s->metric[METRIC_SKIPPED],
+                             "updates", (json_int_t)o->updates[0], (json_int_t)o->updates[1], (json_int_t)o->updates[2],
+                             (json_int_t)o->updates[3]);
+    text = json ? json_dumps(json, JSON_INDENT(2) | JSON_REAL_PRECISION(17)) : NULL;
+    json_decref(json);
+    if (!text) return fail_nomem(4096, "state.json");
+    glm52_status status = file_write_all(s->model->host, path, text, strlen(text));
+    free(text); /* jansson's */
+    return status;
 }
 
 static void remove_state(struct host *host, const char *directory)
@@ -214,29 +241,49 @@ glm52_status step_save(struct step *s, const char *directory)
     return GLM52_OK;
 }
 
-static glm52_status read_counters(struct host *host, const char *directory, int64_t *step, uint64_t *packs)
+static glm52_status read_counters(struct host *host, const char *directory, struct counters *c)
 {
     char path[PATH], *text;
     size_t bytes;
-    json_int_t format = 0, step_read = -1, packs_read = -1;
+    json_int_t format = 0, step = -1, begin = -1, packs = -1, updates[PARTS] = {0};
+    const char *stage = "";
 
     TRY(join(path, directory, "state.json"));
-    TRY(file_read_all(host, path, 4096, &text, &bytes));
+    TRY(file_read_all(host, path, 65536, &text, &bytes));
     json_t *json = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, NULL);
-    int bad = json_unpack(json, "{s:I, s:I, s:I}", "format", &format, "step", &step_read, "packs", &packs_read);
+    int bad = json_unpack(json, "{s:I, s:I, s:I, s:I, s:s, s:F, s:F, s:[I, I, I, I]}", "format", &format, "step", &step,
+                          "schedule_begin", &begin, "packs", &packs, "stage", &stage, "mean_loss", &c->mean_loss, "skipped",
+                          &c->skipped, "updates", &updates[0], &updates[1], &updates[2], &updates[3]);
+    snprintf(c->stage, sizeof c->stage, "%s", stage);
     json_decref(json);
     host_free(host, text, bytes + 1, MEMORY_HOST);
-    if (!bad && format > FORMAT) {
+    if (format > FORMAT) {
         fail(GLM52_E_VERSION, "%s has format %lld, this library reads up to %d", path, (long long)format, FORMAT);
         return fail_hint("use a newer library");
     }
-    if (bad || step_read < 0 || packs_read < 0) {
-        fail(GLM52_E_CORRUPT, "%s does not hold the counters format, step and packs", path);
+    for (int i = 0; i < PARTS; i++) bad |= updates[i] < 0 || updates[i] > step;
+    if (bad || step < 0 || packs < 0 || begin < 0 || begin > step) {
+        fail(GLM52_E_CORRUPT, "%s does not hold the counters of a state", path);
         return fail_detail("path", "%s", path);
     }
-    *step = step_read;
-    *packs = (uint64_t)packs_read;
+    c->step = step;
+    c->schedule_begin = begin;
+    c->packs = packs;
+    for (int i = 0; i < PARTS; i++) c->updates[i] = updates[i];
     return GLM52_OK;
+}
+
+static void take_counters(struct step *s, const struct counters *c, const struct mover *mover)
+{
+    struct optimizer *o = s->optimizer;
+
+    o->step = c->step;
+    o->schedule_begin = mover->other_stage ? c->step : c->schedule_begin;
+    for (int part = 0; part < PARTS; part++) o->updates[part] = mover->found[part] ? c->updates[part] : 0;
+    s->packs = (uint64_t)c->packs;
+    s->mean_loss = c->mean_loss;
+    s->metric[METRIC_SKIPPED] = c->skipped;
+    s->metric[METRIC_STEP] = (double)c->step;
 }
 
 glm52_status step_resume(struct step *s, const char *directory)
@@ -244,14 +291,14 @@ glm52_status step_resume(struct step *s, const char *directory)
     struct host *host = s->model->host;
     struct mover mover = {0};
     struct safetensors file, values;
+    struct counters counters;
     char name[64], state[PATH];
-    int64_t step = 0;
-    uint64_t packs = 0;
 
     if (!s->optimizer) return fail(GLM52_E_STATE, "this step was created without an optimizer: it cannot go on training");
     TRY(read_latest(host, directory, name));
     TRY(join(state, directory, name));
-    TRY(read_counters(host, state, &step, &packs));
+    TRY(read_counters(host, state, &counters));
+    mover.other_stage = strcmp(counters.stage, s->model->config.train.stage) != 0;
     TRY(open_optimizer(s->optimizer, state, &mover, &file));
     glm52_status status = hub_open_values(s->model, state, &values);
     if (!status) {
@@ -263,9 +310,45 @@ glm52_status step_resume(struct step *s, const char *directory)
     }
     host_free(host, mover.buffer, PIECE * sizeof(float), MEMORY_HOST);
     safetensors_close(&file);
-    if (status) return status;
-    s->optimizer->step = step;
-    s->metric[METRIC_STEP] = (double)step;
-    s->packs = packs;
+    if (!status) take_counters(s, &counters, &mover);
+    return status;
+}
+
+/* ---- the next stage, without leaving ---- */
+
+/* The same counters as saving, leaving and resuming under the new options gives. */
+glm52_status step_set_stage(struct step *s, const struct config *config)
+{
+    struct model *m = s->model;
+    struct optimizer *o = s->optimizer, next;
+    struct step kept = *s;
+    struct config before = m->config;
+
+    if (!o) return fail(GLM52_E_STATE, "this step was created without an optimizer: it has no stages");
+    glm52_status status = config_copy(&m->config, config);
+    if (!status) {
+        parameters_select(&m->parameters, &m->config);
+        status = optimizer_open(m, &m->config, &next);
+        if (status) config_free(&m->config);
+    }
+    if (status) {
+        m->config = before;
+        parameters_select(&m->parameters, &m->config);
+        return status;
+    }
+    int other = strcmp(before.train.stage, m->config.train.stage) != 0;
+    optimizer_adopt(&next, o);
+    next.schedule_begin = other ? o->step : o->schedule_begin;
+    next.lr_override = o->lr_override;
+    optimizer_close(o);
+    *o = next;
+    config_free(&before);
+    step_close(s);
+    status = step_open(m, o, &m->config, s);
+    if (status) return status; /* step_run() says what to do */
+    s->packs = kept.packs;
+    s->mean_loss = kept.mean_loss;
+    s->metric[METRIC_SKIPPED] = kept.metric[METRIC_SKIPPED];
+    s->metric[METRIC_STEP] = (double)o->step;
     return GLM52_OK;
 }

@@ -7,9 +7,14 @@
 #include "optim/optimizer.h"
 #include "report/metrics_log.h"
 
+/* Metrics with one fixed name; step_metric() also knows those per MTP depth, layer and group. */
 enum metric {
     METRIC_STEP,
-    METRIC_LOSS,
+    METRIC_LOSS,              /* everything that was minimised */
+    METRIC_CE,                /* trunk cross-entropy */
+    METRIC_INDEXER_LOSS,      /* sum over indexers of the mean KL, without coefficient */
+    METRIC_MTP_LOSS,          /* mean over depths (ce), or the end-to-end loss (tv), without factor */
+    METRIC_AUXILIARY_LOSS,    /* balance and z losses, coefficients included */
     METRIC_GRAD_NORM,
     METRIC_LR,
     METRIC_TOKENS,            /* of the run */
@@ -17,10 +22,17 @@ enum metric {
     METRIC_SECONDS,
     METRIC_HELD_OUT_LOSS,     /* of the last evaluation */
     METRIC_PEAK_MEMORY,       /* bytes, of the whole context */
+    METRIC_SKIPPED,           /* updates skipped so far: not finite, or a spike */
     METRICS
 };
 
 extern const char *const metric_name[METRICS];
+
+/* Groups of parameters whose gradient norms are told apart. */
+enum group { GROUP_EMBEDDING, GROUP_HEAD, GROUP_NORMS, GROUP_ATTENTION, GROUP_ROUTER, GROUP_EXPERTS, GROUP_MLP, GROUP_INDEXER,
+             GROUP_MTP, GROUPS };
+
+extern const char *const group_name[GROUPS];
 
 struct step {
     struct model *model;
@@ -28,13 +40,18 @@ struct step {
     struct comm comm;
     struct network network;
     int64_t microbatches;
-    double clip;
-    double *totals;               /* device: TOTAL_* */
+    double clip, spike;
+    int skips;                    /* not_finite = skip */
+    double *squares;              /* device: of the gradients, per group, then all */
     float *scalars;               /* device: norm, clip coefficient */
     void *workspace;              /* of the norm */
     size_t workspace_bytes;
     uint64_t packs;               /* trained on so far */
+    double mean_loss;             /* running, for spikes; 0 before the first step */
     double metric[METRICS];
+    double *sum;                  /* host copy of the network's sums, without their factors, of the last run */
+    double group_norm[GROUPS];    /* of the gradients, by part of the model */
+    const struct tap *tap;        /* who looks at the passes; NULL: nobody */
     struct metrics_log log;       /* opened by the first line */
     char *log_path;               /* NULL without config `out` */
 };
@@ -46,8 +63,17 @@ glm52_status step_run(struct step *s, const struct pack *const *packs, uint32_t 
 glm52_status step_gradients(struct step *s, const struct pack *const *packs, uint32_t count);
 glm52_status step_evaluate(struct step *s, const struct pack *const *packs, uint32_t count, double *loss);
 
+/* A metric by name; beyond the fixed ones: mtp.D.loss, mtp.D.acceptance, mtp.D.cumulative_acceptance, indexer_loss.L,
+ * grad_norm.GROUP, router_load.L (largest share of an expert, 1 = balanced). Number `index` of all names in *name. */
+glm52_status step_metric(const struct step *s, const char *name, double *value);
+int step_metric_at(const struct step *s, uint32_t index, char name[64], double *value);
+
 /* Directory of a resumable state: model, optimizer state, counters. train/state.c says how it is laid out. */
 glm52_status step_save(struct step *s, const char *directory);
 glm52_status step_resume(struct step *s, const char *directory);
+/* Goes on under other options of the same model shape: which parameters are trained, losses, optimizer, schedule. State
+ * of parameters trained before and after is kept, that of others begins at zero; a new train.stage begins a new
+ * schedule. */
+glm52_status step_set_stage(struct step *s, const struct config *config);
 
 #endif

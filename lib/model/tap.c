@@ -1,0 +1,29 @@
+#include "model/tap.h"
+
+#include <stdio.h>
+
+#include "model/pass.h"
+
+static int name_of(const struct pass *f, const char *name, int layer, char full[48])
+{
+    snprintf(full, 48, "%s%s", f->depth < 0 ? "" : "mtp_", name);
+    return f->depth < 0 ? layer : f->depth;
+}
+
+int tapped(const struct pass *f, const char *name, int layer)
+{
+    char full[48];
+
+    if (!f->tap || f->replay) return 0;
+    layer = name_of(f, name, layer, full);
+    return f->tap->wants(f->tap->user, full, layer);
+}
+
+void tap(const struct pass *f, const char *name, int layer, glm52_dtype type, int64_t columns, const void *values)
+{
+    char full[48];
+
+    if (!tapped(f, name, layer)) return;
+    layer = name_of(f, name, layer, full);
+    f->tap->take(f->tap->user, full, layer, type, f->rows, columns, values);
+}
