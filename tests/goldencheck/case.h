@@ -62,5 +62,10 @@ void run_adamw_clip_lr(struct golden_case *c);
 void run_hf_forward(struct golden_case *c);
 void run_ref_model(struct golden_case *c);
 void run_hf_bf16(struct golden_case *c);
+void run_indexer_kl(struct golden_case *c);
+void run_mtp_base(struct golden_case *c);
+void run_mtp_ce(struct golden_case *c);
+void run_mtp_tv(struct golden_case *c);
+void run_trajectory(struct golden_case *c);
 
 #endif
