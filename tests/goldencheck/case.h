@@ -59,6 +59,9 @@ void *must_allocate(size_t count, size_t size); /* zeroed; exits when there is n
 void run_topk_select(struct golden_case *c);
 void run_rope(struct golden_case *c);
 void run_adamw_clip_lr(struct golden_case *c);
+void run_muon(struct golden_case *c);
+void run_muon_split(struct golden_case *c);
+void run_router_aux(struct golden_case *c);
 void run_hf_forward(struct golden_case *c);
 void run_ref_model(struct golden_case *c);
 void run_hf_bf16(struct golden_case *c);

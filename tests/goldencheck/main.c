@@ -23,6 +23,9 @@ static const struct kind {
     {"topk_select", run_topk_select},
     {"rope", run_rope},
     {"adamw_clip_lr", run_adamw_clip_lr},
+    {"muon", run_muon},
+    {"muon_split", run_muon_split},
+    {"router_aux", run_router_aux},
 };
 
 static int passed, failed, skipped;
