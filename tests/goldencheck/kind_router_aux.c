@@ -45,10 +45,15 @@ static void product(struct router *r, int64_t m, int64_t n, int64_t k, const flo
 
 /* ---- choice ---- */
 
+static struct route route_of(const struct router *r, int32_t k, float scale)
+{
+    return (struct route){.rows = r->rows, .experts = r->experts, .k = k, .normalize = 1, .scale = scale};
+}
+
 static void check_choice(struct router *r, int32_t *chosen)
 {
     int64_t count = r->rows * r->k;
-    struct route shape = {r->rows, r->experts, r->k, 1, r->scale};
+    struct route shape = route_of(r, r->k, r->scale);
     float *weight = must_allocate((size_t)count, sizeof *weight);
     int64_t *wide = must_allocate((size_t)count, sizeof *wide);
 
@@ -64,7 +69,7 @@ static void check_choice(struct router *r, int32_t *chosen)
 static void check_unbiased(struct router *r)
 {
     int64_t count = r->rows * r->experts;
-    struct route few = {r->rows, r->experts, r->k, 1, 1}, all = {r->rows, r->experts, r->experts, 1, 1};
+    struct route few = route_of(r, r->k, 1), all = route_of(r, r->experts, 1);
     float *none = must_allocate((size_t)r->experts, sizeof *none);
     float *weight = must_allocate((size_t)count, sizeof *weight);
     int32_t *chosen = must_allocate((size_t)count, sizeof *chosen);
@@ -83,7 +88,7 @@ static void check_unbiased(struct router *r)
 
 static void check_choice_gradient(struct router *r, const int32_t *chosen)
 {
-    struct route shape = {r->rows, r->experts, r->k, 1, r->scale};
+    struct route shape = route_of(r, r->k, r->scale);
     struct array cotangent;
     float *dweight, *dlogits;
 
@@ -107,7 +112,8 @@ static void check_choice_gradient(struct router *r, const int32_t *chosen)
 static void check_loss(struct router *r, const char *prefix, double coefficient, double z_coefficient, int32_t sequences,
                        const int32_t *sequence)
 {
-    struct route_auxiliary shape = {r->rows, r->experts, r->k, sequences, (float)coefficient, (float)z_coefficient};
+    struct route_auxiliary shape = {.rows = r->rows, .experts = r->experts, .k = r->k, .sequences = sequences,
+                                    .coefficient = (float)coefficient, .z_coefficient = (float)z_coefficient};
     float *dlogits = must_allocate((size_t)(r->rows * r->experts), sizeof *dlogits);
     float *dw = must_allocate((size_t)(r->experts * r->hidden), sizeof *dw);
     float *dx = must_allocate((size_t)(r->rows * r->hidden), sizeof *dx);
