@@ -35,13 +35,15 @@ local function thin(points)
   return thinned
 end
 
--- Mean over a window of about a thirtieth of the points, centred, so that the curve does not lag.
+-- Mean over a window of about a thirtieth of the points, centred, so that the curve does not lag; it widens from the
+-- first point on, where losses fall, and loses its later half at the last, where they do not.
 local function smooth(points)
   local reach, sums, smoothed = #points // 60, { [0] = 0 }, {}
   for i, point in ipairs(points) do sums[i] = sums[i - 1] + point[2] end
   for i, point in ipairs(points) do
-    local half = math.min(reach, i - 1, #points - i)
-    smoothed[i] = { point[1], (sums[i + half] - sums[i - half - 1]) / (2 * half + 1) }
+    local first = i - math.min(reach, i - 1)
+    local last = math.min(2 * i - first, #points)
+    smoothed[i] = { point[1], (sums[last] - sums[first - 1]) / (last - first + 1) }
   end
   return smoothed
 end

@@ -42,8 +42,8 @@ function Progress:show(at, keep)
   elseif self.columns and now - self.last >= redraw_every then
     io.write("\r", line_of(self, at):sub(1, self.columns - 1), "\27[K")
     self.drawn = true
-  elseif self.columns or now - self.last < plain_every then
-    return
+  elseif self.columns or now - self.last < plain_every or at.step == self.steps then
+    return  -- too soon, or the last line comes with the last evaluation
   else
     print(line_of(self, at))
   end
