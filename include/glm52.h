@@ -265,7 +265,7 @@ GLM52_API void glm52_model_unref(glm52_model **self);
 /* Writes config.json and safetensors (one file up to shard_bytes, then shards with an index) in dtype
  * F32 or BF16 (0: as held). Files are written beside their final names, then renamed. */
 GLM52_API glm52_status glm52_model_save(glm52_model *self, const char *directory, glm52_dtype dtype);
-/* One line: "6 layers (1 dense + 5 MoE), 2.2M parameters". Borrowed from the model. */
+/* One line: "6 layers (1 dense + 5 MoE), 2.2M parameters, stage sparse". Borrowed from the model. */
 GLM52_API glm52_status glm52_model_describe(glm52_model *self, const char **out);
 GLM52_API glm52_status glm52_model_parameter_count(glm52_model *self, uint32_t *tensors, uint64_t *elements);
 /* Parameter number `index` in table order. Views stay valid while the model lives. */

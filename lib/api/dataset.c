@@ -4,6 +4,7 @@ glm52_status glm52_dataset_open(glm52_context *context, glm52_config *config, gl
 {
     CHECK(context, CLASS_CONTEXT);
     CHECK(config, CLASS_CONFIG);
+    CHECK_SAME(context, config);
     CHECK_POINTER(out);
     TRY(config_validate(&config->config));
     glm52_dataset *d = object_create(context, CLASS_DATASET, sizeof *d);

@@ -17,6 +17,7 @@ glm52_status glm52_model_create(glm52_context *context, glm52_config *config, gl
 {
     CHECK(context, CLASS_CONTEXT);
     CHECK(config, CLASS_CONFIG);
+    CHECK_SAME(context, config);
     CHECK_POINTER(out);
     if (config->config.model.hub[0]) return glm52_model_load(context, config, config->config.model.hub, out);
     glm52_model *m = object_create(context, CLASS_MODEL, sizeof *m);
@@ -33,6 +34,7 @@ glm52_status glm52_model_load(glm52_context *context, glm52_config *config, cons
 {
     CHECK(context, CLASS_CONTEXT);
     if (config) CHECK(config, CLASS_CONFIG);
+    if (config) CHECK_SAME(context, config);
     CHECK_POINTER(directory);
     CHECK_POINTER(out);
     glm52_model *m = object_create(context, CLASS_MODEL, sizeof *m);
@@ -88,6 +90,14 @@ static glm52_view view_of(const struct parameter *p, glm52_dtype dtype, void *da
     return view;
 }
 
+static const char *policy_of(const glm52_model *self, const struct parameter *p)
+{
+    enum rule rule;
+
+    if (!p->trained || optimizer_rule(&self->model.config, p, &rule)) return "none";
+    return rule == RULE_MUON ? "muon" : rule == RULE_ADAMW ? "adamw" : "none";
+}
+
 glm52_status glm52_model_parameter(glm52_model *self, uint32_t index, glm52_parameter_info *out)
 {
     CHECK(self, CLASS_MODEL);
@@ -98,7 +108,7 @@ glm52_status glm52_model_parameter(glm52_model *self, uint32_t index, glm52_para
         return fail(GLM52_E_INVALID, "parameter %u does not exist, the model has %u", index, t->count);
     const struct parameter *p = &t->at[index];
     int on_device = strcmp(self->model.stream->ops->name, "cpu") != 0;
-    *out = (glm52_parameter_info){.struct_size = sizeof *out, .name = p->name, .policy = p->trained ? "adamw" : "none",
+    *out = (glm52_parameter_info){.struct_size = sizeof *out, .name = p->name, .policy = policy_of(self, p),
                                   .value = view_of(p, p->type, p->value, on_device),
                                   .gradient = view_of(p, GLM52_DTYPE_F32, p->gradient, on_device)};
     return GLM52_OK;

@@ -60,6 +60,18 @@ int object_unref(void *pointer_to_handle, enum class class, void *out)
     return atomic_fetch_sub(&object->references, 1) == 1;
 }
 
+static const glm52_context *context_of(const struct object *object)
+{
+    return object->class == CLASS_CONTEXT ? (const glm52_context *)(const void *)object : object->context;
+}
+
+glm52_status object_same_context(const void *one, const void *other)
+{
+    if (context_of(one) == context_of(other)) return GLM52_OK;
+    fail(GLM52_E_INVALID, "the %s belongs to another context", class_name[((const struct object *)other)->class]);
+    return fail_hint("make both with one context");
+}
+
 glm52_status check_pointer(const void *pointer, const char *name)
 {
     return pointer ? GLM52_OK : fail(GLM52_E_INVALID, "argument %s is NULL", name);

@@ -83,6 +83,9 @@ void *object_ref(void *handle, enum class class);
 int object_unref(void *pointer_to_handle, enum class class, void *out);
 
 #define CHECK(handle, class_name) TRY(object_check(handle, class_name))
+/* Handles that meet in a call must share their context: each lives in its context's memory. */
+glm52_status object_same_context(const void *one, const void *other);
+#define CHECK_SAME(one, other) TRY(object_same_context(one, other))
 glm52_status check_pointer(const void *pointer, const char *name);
 #define CHECK_POINTER(pointer) TRY(check_pointer(pointer, #pointer))
 /* The member struct_size of an output struct. */

@@ -6,6 +6,7 @@ glm52_status glm52_optimizer_create(glm52_model *model, glm52_config *config, gl
 {
     CHECK(model, CLASS_MODEL);
     if (config) CHECK(config, CLASS_CONFIG);
+    if (config) CHECK_SAME(model, config);
     CHECK_POINTER(out);
     if (config) TRY(config_validate_training(&config->config));
     glm52_optimizer *o = object_create(model->object.context, CLASS_OPTIMIZER, sizeof *o);

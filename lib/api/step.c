@@ -26,6 +26,7 @@ glm52_status glm52_step_create(glm52_model *model, glm52_optimizer *optimizer, g
     CHECK(model, CLASS_MODEL);
     if (optimizer) CHECK(optimizer, CLASS_OPTIMIZER);
     if (config) CHECK(config, CLASS_CONFIG);
+    if (config) CHECK_SAME(model, config);
     CHECK_POINTER(out);
     if (optimizer && optimizer->model != model)
         return fail(GLM52_E_INVALID, "the optimizer belongs to another model");
@@ -121,6 +122,7 @@ glm52_status glm52_step_set_stage(glm52_step *self, glm52_config *config)
 {
     CHECK(self, CLASS_STEP);
     CHECK(config, CLASS_CONFIG);
+    CHECK_SAME(self, config);
     struct config next;
     TRY(config_copy(&next, &config->config));
     glm52_status status = config_take_model(&next, &self->model->model.config);

@@ -20,10 +20,14 @@ enum loss_mean { MEAN_ROWS, MEAN_TOKENS };
 enum mtp_loss { MTP_LOSS_CE, MTP_LOSS_TV };
 enum mtp_share { MTP_SHARE_NONE, MTP_SHARE_INDEX, MTP_SHARE_INDEX_KV };
 enum query_offset { QUERY_OFFSET_NONE, QUERY_OFFSET_DEPTH };
-enum auxiliary_loss { AUXILIARY_NONE, AUXILIARY_ROW, AUXILIARY_DOCUMENT };
+enum auxiliary_loss { AUXILIARY_NONE, AUXILIARY_ROW, AUXILIARY_DOCUMENT, AUXILIARY_GLOBAL };
+enum capacity_policy { CAPACITY_BY_POSITION, CAPACITY_BY_WEIGHT };
 enum muon_convention { MUON_EMA, MUON_CLASSIC };
 enum muon_coefficients { MUON_QUINTIC, MUON_SIMPLE, MUON_POLAR_EXPRESS };
 enum muon_rope { MUON_ROPE_PER_HEAD, MUON_ROPE_JOINT, MUON_ROPE_ADAMW };
+enum muon_scale_rule { MUON_SCALE_SPECTRAL, MUON_SCALE_UNIT_RMS_NORM, MUON_SCALE_SHAPE };
+enum muon_kv_a { MUON_KV_A_JOINT, MUON_KV_A_SEPARATE };
+enum muon_together { MUON_SEPARATE, MUON_JOINT };
 enum muon_split { MUON_SPLIT_PER_HEAD, MUON_SPLIT_NONE };
 enum optimizer_policy { POLICY_ADAMW, POLICY_GLM5 };
 enum not_finite { NOT_FINITE_STOP, NOT_FINITE_SKIP };
@@ -62,6 +66,7 @@ struct optim_config {
     char *rules;         /* "pattern=rule,pattern=rule" over the policy */
     double muon_momentum, muon_scale;
     int muon_nesterov, muon_convention, muon_coefficients, muon_rope, muon_split;
+    int muon_scale_rule, muon_gate_up, muon_kv_a;
     int64_t muon_steps;
     double lr, min_lr, beta1, beta2, epsilon, weight_decay;
     int64_t warmup, decay_steps, wsd_decay_steps; /* steps; decay_steps 0: train.steps */
@@ -71,7 +76,7 @@ struct optim_config {
 struct train_config {
     int64_t steps, microbatches, microbatch_tokens, eval_every, save_every, seed;
     int recompute;       /* enum recompute */
-    int attention, train_only, not_finite;
+    int attention, train_only, not_finite, rl_safe;
     char *stage;         /* free name; a resumed or continued run whose name differs begins a new schedule */
     double clip;         /* 0: off */
     double ce_coeff;     /* weight of the trunk's cross-entropy in the loss */
@@ -91,7 +96,8 @@ struct mtp_config {
 
 struct moe_config {
     double bias_update_rate, auxiliary_coeff, z_coeff;
-    int auxiliary_loss, force_balance;
+    int auxiliary_loss, force_balance, capacity_policy;
+    double capacity_factor; /* 0: no limit */
 };
 
 struct config {
@@ -141,6 +147,9 @@ glm52_status config_describe(uint32_t index, glm52_option_info *out);
 glm52_status config_take_model(struct config *to, const struct config *from);
 /* Key of the first option that decides what a stage trains and how, and differs; NULL if the two describe one stage. */
 const char *config_stage_difference(const struct config *a, const struct config *b);
+
+/* What the stage is: "dense", "warmup", "sparse" or "rl". */
+const char *config_stage_name(const struct config *c);
 
 /* Source of the selection of decoder layer `layer`: itself if full, else the nearest earlier full layer. */
 int config_indexer_source(const struct model_config *m, int layer);

@@ -101,6 +101,10 @@ const struct option options[] = {
     CHOICE(optim.muon_coefficients, "quintic|simple|polar_express", "quintic", "Newton-Schulz polynomials"),
     INTEGER(optim.muon_steps, 1, 16, "5", 0, "Newton-Schulz iterations"),
     NUMBER(optim.muon_scale, 0, 100, "0.2", "times sqrt(max(rows, columns)) of each orthogonalised block"),
+    CHOICE(optim.muon_scale_rule, "spectral|unit_rms_norm|shape", "spectral",
+           "factor beside muon_scale: sqrt(max(rows, columns)), sqrt(rows / columns), sqrt(max(1, rows / columns))"),
+    CHOICE(optim.muon_gate_up, "separate|joint", "separate", "gate and up of an expert or feed-forward: two blocks or one"),
+    CHOICE(optim.muon_kv_a, "joint|separate", "joint", "latent and rotary rows of kv_a_proj: one block or two"),
     CHOICE(optim.muon_split, "per_head|none", "per_head", "blocks of q_b_proj and kv_b_proj"),
     CHOICE(optim.muon_rope, "per_head|joint|adamw", "per_head", "rotary rows of q_b_proj, when it is split"),
 
@@ -115,6 +119,7 @@ const struct option options[] = {
     NUMBER(train.ce_coeff, 0, 1e30, "1", "weight of the trunk's cross-entropy"),
     CHOICE(train.attention, "sparse|dense", "sparse", "which keys the main attention sees: selected or all"),
     CHOICE(train.train_only, "all|indexer", "all", "indexer: everything else is frozen"),
+    BOOLEAN(train.rl_safe, "false", "refuse whatever moves selections or routing: for reinforcement learning"),
     STRING(train.stage, "", "", 0, "name of the stage; a run that goes on under another name begins a new schedule"),
     CHOICE(train.not_finite, "stop|skip", "stop", "what a loss or gradient that is not finite does"),
     NUMBER(train.spike, 0, 1e30, "0", "a loss above this many times its running mean is skipped; 0: off"),
@@ -131,9 +136,12 @@ const struct option options[] = {
     CHOICE(mtp.query_offset, "none|depth", "none", "rotary position of queries at depth d, with shared keys: t or t + d"),
 
     NUMBER(moe.bias_update_rate, 0, 100, "0", "step of the expert bias towards balance; 0: off"),
-    CHOICE(moe.auxiliary_loss, "none|row|document", "none", "sequences over which the balance loss is taken"),
+    CHOICE(moe.auxiliary_loss, "none|row|document|global", "none",
+           "over what the balance loss counts: a packed row, each document, the step so far"),
     NUMBER(moe.auxiliary_coeff, 0, 1e30, "1e-4", "weight of the balance loss"),
     NUMBER(moe.z_coeff, 0, 1e30, "0", "weight of the router z-loss; 0: off"),
+    NUMBER(moe.capacity_factor, 0, 1000, "0", "an expert takes at most factor * tokens * k / experts; 0: no limit"),
+    CHOICE(moe.capacity_policy, "position|weight", "position", "which assignments beyond the capacity are dropped"),
     BOOLEAN(moe.force_balance, "false", "experts in turn whatever the router says; for benchmarks alone"),
 };
 

@@ -182,6 +182,13 @@ static glm52_status clash(const char *key, const char *message, const char *hint
     return fail_detail("key", "%s", key);
 }
 
+const char *config_stage_name(const struct config *c)
+{
+    if (c->train.rl_safe) return "rl";
+    if (c->train.train_only == TRAIN_INDEXER) return "warmup";
+    return c->train.attention == ATTENTION_DENSE ? "dense" : "sparse";
+}
+
 /* What the stage asks of the model, and of itself. */
 static glm52_status check_stage(const struct config *c)
 {
@@ -193,6 +200,12 @@ static glm52_status check_stage(const struct config *c)
     if (c->train.attention == ATTENTION_DENSE && c->indexer_loss.kind == INDEXER_LOSS_SPARSE)
         return clash("indexer_loss.kind", "indexer_loss.kind = sparse needs the selected keys of train.attention = sparse",
                      "set indexer_loss.kind = dense, or train.attention = sparse");
+    if (c->train.rl_safe && (kl || c->train.attention == ATTENTION_DENSE))
+        return clash("train.rl_safe", "train.rl_safe = true needs a frozen indexer and sparse attention",
+                     "set indexer_loss.kind = none and train.attention = sparse");
+    if (c->train.rl_safe && (c->moe.force_balance || c->moe.bias_update_rate > 0 || c->moe.capacity_factor > 0))
+        return clash("train.rl_safe", "train.rl_safe = true refuses moe.force_balance, bias_update_rate and capacity_factor",
+                     "set moe.force_balance = false and the other two to 0");
     if (c->mtp.depths && !c->model.num_nextn_predict_layers)
         return clash("mtp.depths", "mtp.depths is above 0, but the model has no MTP layer",
                      "set model.num_nextn_predict_layers = 1, or mtp.depths = 0");

@@ -53,6 +53,7 @@ glm52_status model_hold_gradients(struct model *m)
         return status;
     }
     m->gradients = gradients;
+    m->gradient_bytes = bytes;
     ops->zero(m->stream, gradients, bytes);
     for (uint32_t i = 0; i < m->parameters.count; i++) {
         struct parameter *p = &m->parameters.at[i];
@@ -64,7 +65,7 @@ glm52_status model_hold_gradients(struct model *m)
 void model_release_gradients(struct model *m)
 {
     if (!m->gradient_holders || --m->gradient_holders) return;
-    m->stream->ops->release(m->stream, m->gradients, m->parameters.gradient_elements * sizeof(float), MEMORY_GRADIENTS);
+    m->stream->ops->release(m->stream, m->gradients, m->gradient_bytes, MEMORY_GRADIENTS);
     m->gradients = NULL;
     for (uint32_t i = 0; i < m->parameters.count; i++) m->parameters.at[i].gradient = NULL;
 }
@@ -129,7 +130,7 @@ void model_describe(const struct model *m, char *line, size_t bytes)
     int sparse = 0, layers = m->parameters.layers;
 
     for (int i = 0; i < layers; i++) sparse += m->config.model.mlp_layer_types[i] == MLP_SPARSE;
-    snprintf(line, bytes, "%d layers (%d dense + %d MoE%s), %.1f%c parameters", layers, layers - sparse, sparse,
+    snprintf(line, bytes, "%d layers (%d dense + %d MoE%s), %.1f%c parameters, stage %s", layers, layers - sparse, sparse,
              m->config.model.num_nextn_predict_layers ? " + 1 MTP" : "", count < 1e9 ? count / 1e6 : count / 1e9,
-             count < 1e9 ? 'M' : 'B');
+             count < 1e9 ? 'M' : 'B', config_stage_name(&m->config));
 }

@@ -12,7 +12,8 @@ struct model {
     glm52_dtype type;             /* of parameters and activations */
     struct parameters parameters;
     unsigned char *values;        /* parameters.value_bytes of device memory */
-    float *gradients;             /* parameters.gradient_elements, while somebody holds them */
+    float *gradients;             /* while somebody holds them */
+    size_t gradient_bytes;        /* of those: the parameters trained now may be others than those trained next */
     int gradient_holders;
 };
 
@@ -25,7 +26,7 @@ glm52_status model_initialize(struct model *m);
 /* Device memory for the gradients of all trained parameters, zeroed; shared by all holders, gone with the last. */
 glm52_status model_hold_gradients(struct model *m);
 void model_release_gradients(struct model *m);
-/* "6 layers (1 dense + 5 MoE), 2.2M parameters" */
+/* "6 layers (1 dense + 5 MoE), 2.2M parameters, stage sparse" */
 void model_describe(const struct model *m, char *line, size_t bytes);
 /* Moves elements of a parameter between fp32 host memory and the device, through a buffer of the caller's of `count`
  * elements of the parameter's type. */

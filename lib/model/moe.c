@@ -1,6 +1,8 @@
 /* Mixture of experts: sigmoid router, dropless grouped experts, one shared expert; model.md 2.6. The routing weight
  * multiplies the activation before the down projection, which is the same product, and lets backward do without the
  * experts' outputs. */
+#include <math.h>
+
 #include "model/parts.h"
 
 static int64_t assignments(const struct moe *m, int64_t rows)
@@ -55,6 +57,14 @@ static struct route route_shape(const struct moe *m, int64_t rows)
                           .scale = (float)m->c->routed_scaling_factor};
 }
 
+/* Most assignments of an expert; 0: no limit. */
+static int64_t capacity_of(const struct moe *m, int64_t rows)
+{
+    double share = (double)assignments(m, rows) / (double)m->c->n_routed_experts;
+
+    return m->config->moe.capacity_factor > 0 ? (int64_t)ceil(m->config->moe.capacity_factor * share) : 0;
+}
+
 static void choose_experts(const struct moe *m, const struct pass *f, int layer, const void *x)
 {
     const struct parameter *w = m->w->router;
@@ -69,6 +79,8 @@ static void choose_experts(const struct moe *m, const struct pass *f, int layer,
     label(f, "moe.router");
     f->ops->gemm(f->stream, &g, x, w->value, logits);
     f->ops->route_forward(f->stream, &r, logits, (const float *)m->w->bias->value, chosen, weight);
+    int64_t capacity = capacity_of(m, f->rows);
+    if (capacity) f->ops->limit_capacity(f->stream, &r, capacity, m->config->moe.capacity_policy, chosen, weight, m->dropped);
     f->ops->dispatch_sort(f->stream, &d, chosen, at(f, m->slots.offsets), at(f, m->slots.source), at(f, m->slots.place),
                           at(f, m->slots.workspace));
     if (f->training && !f->replay) f->ops->count_experts(f->stream, &r, chosen, f->in->counted, m->counts);
@@ -142,7 +154,8 @@ static void add_auxiliary(const struct moe *m, const struct pass *b, float *dlog
                                 .z_coefficient = (float)c->z_coeff * share};
 
     if (a.coefficient > 0 || a.z_coefficient > 0)
-        b->ops->route_auxiliary(b->stream, &a, at(b, m->slots.logits), b->in->sequence, dlogits, m->auxiliary);
+        b->ops->route_auxiliary(b->stream, &a, at(b, m->slots.logits), b->in->sequence, dlogits, m->auxiliary,
+                                c->auxiliary_loss == AUXILIARY_GLOBAL ? m->running : NULL);
 }
 
 static void router_backward(const struct moe *m, const struct pass *b, const void *x, void *dx)
@@ -157,6 +170,8 @@ static void router_backward(const struct moe *m, const struct pass *b, const voi
     float *dlogits = at(b, m->slots.dlogits);
 
     label(b, "moe.router");
+    if (m->config->moe.capacity_factor > 0) /* a dropped assignment has no weight that could learn */
+        b->ops->clear_where_zero(b->stream, b->rows * r.k, at(b, m->slots.weight), at(b, m->slots.dweight));
     b->ops->route_backward(b->stream, &r, at(b, m->slots.logits), at(b, m->slots.chosen), at(b, m->slots.dweight), dlogits);
     add_auxiliary(m, b, dlogits);
     b->ops->gemm(b->stream, &rows, dlogits, w->value, dx);

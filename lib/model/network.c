@@ -65,32 +65,37 @@ static void count_sums(struct network *n)
     }
     for (int d = 0; d < depths; d++) n->indexers += n->mtp.depth[d].layer.indexes && n->mtp.depth[d].layer.indexer.learns;
     n->sparse_layers += depths > 0;
-    *s = (struct sums){.ce = 0, .auxiliary = 1, .mtp = 2};
+    *s = (struct sums){.ce = 0, .auxiliary = 1, .dropped = 2, .mtp = 3};
     s->accepted = s->mtp + depths;
     s->accepted_so_far = s->accepted + depths;
     s->kl = s->accepted_so_far + depths;
     s->counts = s->kl + n->indexers;
-    s->count = s->counts + n->sparse_layers * experts;
+    s->running = s->counts + n->sparse_layers * experts;
+    s->count = s->running + n->sparse_layers * (experts + 1);
 }
 
 /* Tells the parts where their sums are. */
 static void connect_sums(struct network *n)
 {
     int experts = (int)n->model->config.model.n_routed_experts;
-    double *kl = n->sum + n->sums.kl, *counts = n->sum + n->sums.counts;
+    double *kl = n->sum + n->sums.kl, *counts = n->sum + n->sums.counts, *running = n->sum + n->sums.running;
 
     for (int i = 0; i < n->layers; i++) {
         struct layer *l = &n->layer[i];
         l->moe.auxiliary = n->sum + n->sums.auxiliary;
         if (l->indexes && l->indexer.learns) l->kl = kl++;
         l->moe.counts = counts;
-        if (l->sparse) counts += experts;
+        l->moe.running = running;
+        l->moe.dropped = n->sum + n->sums.dropped;
+        if (l->sparse) counts += experts, running += experts + 1;
     }
     for (int d = 0; d < n->mtp.depths; d++) {
         struct layer *l = &n->mtp.depth[d].layer;
         l->moe.auxiliary = n->sum + n->sums.auxiliary;
         if (l->indexes && l->indexer.learns) l->kl = kl++;
         l->moe.counts = counts;
+        l->moe.running = running;
+        l->moe.dropped = n->sum + n->sums.dropped;
     }
 }
 

@@ -13,7 +13,9 @@ struct sums {
     int accepted;           /* [depths] rows (ce) or probability mass (tv) accepted at each depth */
     int accepted_so_far;    /* [depths] ... at all depths up to it */
     int kl;                 /* [executions of indexers that learn] trunk layers in order, then MTP depths */
+    int dropped;            /* assignments beyond the experts' capacity */
     int counts;             /* [sparse layers, then MTP][experts] */
+    int running;            /* [sparse layers, then MTP][experts + 1] unbiased choices, and rows, so far */
     int count;
 };
 

@@ -94,6 +94,8 @@ struct moe {
     int passes;                   /* how often these weights run in one pass: MTP depths */
     double *counts;               /* device, fp64 [experts]: assignments of the step */
     double *auxiliary;            /* device, fp64: auxiliary losses of the step, coefficients included */
+    double *running;              /* device, fp64 [experts+1]: unbiased choices and rows of the step so far */
+    double *dropped;              /* device, fp64: assignments beyond the capacity */
     struct mlp shared;
     struct {
         struct slot logits, chosen, weight, offsets, source, place, gate_up; /* kept */

@@ -270,6 +270,16 @@ struct counted count_route_backward(struct stream *s, const struct route *r)
     return count(s, "route_backward", 0, WORD * (double)r->rows * 2 * ((double)r->experts + r->k));
 }
 
+struct counted count_limit_capacity(struct stream *s, const struct route *r)
+{
+    return count(s, "limit_capacity", 0, (double)r->rows * r->k * 3 * WORD + 2 * sizeof(double));
+}
+
+struct counted count_clear_where_zero(struct stream *s, int64_t elements)
+{
+    return count(s, "clear_where_zero", 0, 3 * WORD * (double)elements);
+}
+
 struct counted count_route_auxiliary(struct stream *s, const struct route_auxiliary *a)
 {
     double elements = (double)a->rows * a->experts;

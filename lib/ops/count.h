@@ -46,6 +46,8 @@ struct counted count_index_kl_dense(struct stream *s, const struct indexer *i, c
 
 struct counted count_route_forward(struct stream *s, const struct route *r);
 struct counted count_route_backward(struct stream *s, const struct route *r);
+struct counted count_limit_capacity(struct stream *s, const struct route *r);
+struct counted count_clear_where_zero(struct stream *s, int64_t elements);
 struct counted count_route_auxiliary(struct stream *s, const struct route_auxiliary *a);
 struct counted count_count_experts(struct stream *s, const struct route *r, int masked);
 struct counted count_balance_bias(struct stream *s, int32_t experts);

@@ -290,13 +290,20 @@ struct ops {
                            const float *dweight, float *dlogits);
     /* Auxiliary losses on the unbiased sigmoids: s' = s / (sum s + 1e-20), count_e of the k largest s (no bias). Sequence n
      * is rows sequence[n] .. sequence[n+1] - 1; rows of no sequence take part in nothing. dlogits is added to; *loss
-     * (balance + z, fp64) is added to. */
+     * (balance + z, fp64) is added to. running [experts+1], if not NULL (one sequence then): counts and rows of earlier
+     * calls, to which this one's are added before they take the place of its own. */
     void (*route_auxiliary)(struct stream *s, const struct route_auxiliary *a, const float *logits,
-                            const int32_t *sequence, float *dlogits, double *loss);
+                            const int32_t *sequence, float *dlogits, double *loss, double *running);
     /* counts[e] += assignments to expert e, of the rows with counted[t] != 0 (NULL: all). Whole numbers in fp32, exact to
      * 2^24 per call and added in fp64: counts [experts] fp64. */
     void (*count_experts)(struct stream *s, const struct route *r, const int32_t *chosen, const float *counted,
                           double *counts);
+    /* Each expert takes at most `capacity` assignments: those of lower rows, or with by_weight those of larger weight (ties:
+     * lower rows). The weight of the others becomes 0; their number is added to *dropped. */
+    void (*limit_capacity)(struct stream *s, const struct route *r, int64_t capacity, int32_t by_weight,
+                           const int32_t *chosen, float *weight, double *dropped);
+    /* x = 0 where mask = 0. */
+    void (*clear_where_zero)(struct stream *s, int64_t count, const float *mask, float *x);
     /* bias[e] += rate * sign(mean(counts) - counts[e]). */
     void (*balance_bias)(struct stream *s, int32_t experts, float rate, const double *counts, float *bias);
     /* Stable counting sort of assignments row*k+j by expert. offsets [experts+1]; source [rows*k]: sorted slot -> row*k+j;

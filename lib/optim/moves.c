@@ -113,6 +113,15 @@ static void add_adamw(struct optimizer *o, const struct placed *at, uint64_t fro
                                      .decay = parameter_decays(p) ? (float)o->config.weight_decay : 0, .type = p->type};
 }
 
+static double block_scale(int rule, int64_t rows, int64_t columns)
+{
+    double ratio = (double)rows / (double)columns;
+
+    if (rule == MUON_SCALE_UNIT_RMS_NORM) return sqrt(ratio);
+    if (rule == MUON_SCALE_SHAPE) return sqrt(ratio > 1 ? ratio : 1);
+    return sqrt((double)(rows > columns ? rows : columns));
+}
+
 /* `batch` blocks of rows x columns, `stride` elements apart, each of row groups (see struct muon). */
 static void add_muon(struct optimizer *o, const struct placed *at, uint64_t from, int64_t batch, int64_t stride,
                      int64_t rows, int64_t group_rows, int64_t group_stride)
@@ -125,7 +134,7 @@ static void add_muon(struct optimizer *o, const struct placed *at, uint64_t from
     move->muon = (struct muon){.batch = batch, .stride = stride, .rows = rows, .columns = columns, .group_rows = group_rows,
                                .group_stride = group_stride, .momentum = (float)o->config.muon_momentum,
                                .decay = (float)o->config.weight_decay,
-                               .scale = (float)(o->config.muon_scale * sqrt((double)(rows > columns ? rows : columns))),
+                               .scale = (float)(o->config.muon_scale * block_scale(o->config.muon_scale_rule, rows, columns)),
                                .nesterov = o->config.muon_nesterov,
                                .classic = o->config.muon_convention == MUON_CLASSIC, .steps = (int32_t)o->config.muon_steps,
                                .type = p->type};
@@ -184,18 +193,33 @@ static int taken_along(const struct optimizer *o, uint32_t i)
            strstr(p->parameter->name, "mlp.experts.") && strstr(o->placed[i - 3].parameter->name, "mlp.experts.") != NULL;
 }
 
+/* A gate whose up follows and goes with it as one block; optim.muon_gate_up. */
+static int is_joint_gate(const struct optimizer *o, uint32_t i)
+{
+    return o->config.muon_gate_up == MUON_JOINT && i + 1 < o->count && o->placed[i + 1].rule == RULE_MUON &&
+           o->placed[i + 1].parameter == o->placed[i].parameter + 1 && strstr(o->placed[i].parameter->name, "gate_proj.") &&
+           strstr(o->placed[i + 1].parameter->name, "up_proj.");
+}
+
 static void add_matrix(struct optimizer *o, uint32_t i)
 {
     struct parameter *p = o->placed[i].parameter;
+    int64_t rows = p->shape[0], rank = o->model->config.model.kv_lora_rank;
 
-    if (taken_along(o, i)) return;
+    if (taken_along(o, i) || (i && is_joint_gate(o, i - 1))) return;
     if (p->blocks.heads && o->config.muon_split == MUON_SPLIT_PER_HEAD) {
         add_heads(o, &o->placed[i]);
         return;
     }
+    if (o->config.muon_kv_a == MUON_KV_A_SEPARATE && strstr(p->name, "kv_a_proj")) {
+        add_muon(o, &o->placed[i], 0, 1, 0, rank, rank, 0);
+        add_muon(o, &o->placed[i], (uint64_t)(rank * p->shape[1]), 1, 0, rows - rank, rows - rank, 0);
+        return;
+    }
     uint32_t batch = repeats(o, i, 3);
     int64_t stride = batch > 1 ? (int64_t)(o->placed[i + 3].state - o->placed[i].state) : 0;
-    add_muon(o, &o->placed[i], 0, batch, stride, p->shape[0], p->shape[0], 0);
+    if (is_joint_gate(o, i)) rows *= 2;
+    add_muon(o, &o->placed[i], 0, batch, stride, rows, rows, 0);
 }
 
 /* Neighbours in memory and in the state that AdamW treats alike. */

@@ -7,7 +7,7 @@
 
 const char *const metric_name[METRICS] = {"step", "loss", "ce", "indexer_loss", "mtp_loss", "auxiliary_loss", "grad_norm",
                                           "lr", "tokens", "tokens_per_second", "seconds", "held_out_loss", "peak_memory",
-                                          "skipped"};
+                                          "skipped", "dropped", "forced_balance"};
 
 const char *const group_name[GROUPS] = {"embedding", "head", "norms", "attention", "router", "experts", "mlp", "indexer",
                                         "mtp"};

@@ -154,7 +154,7 @@ static glm52_status open_optimizer(struct optimizer *o, const char *directory, s
     glm52_status status = each_tensor(o, check_tensor, mover);
     size_t tensors = 0;
     each_tensor(o, count_tensor, &tensors);
-    if (!status && tensors != file->tensors) {
+    if (!status && !mover->other_stage && tensors != file->tensors) {
         fail(GLM52_E_CORRUPT, "%s holds the state of another model: %zu tensors, this one has %zu", path, file->tensors,
              tensors);
         status = fail_detail("path", "%s", path);

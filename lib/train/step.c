@@ -168,6 +168,10 @@ static glm52_status read_sums(struct step *s, const struct input_count *n, int b
     metric[METRIC_LOSS] = c->train.train_only == TRAIN_INDEXER ? kl : sum[at->ce] + mtp + kl + sum[at->auxiliary];
     metric[METRIC_MTP_LOSS] = share(mtp, c->mtp.factor);
     metric[METRIC_INDEXER_LOSS] = share(kl, c->indexer_loss.coeff);
+    double assigned = 0;
+    for (int i = at->counts; i < at->running; i++) assigned += sum[i];
+    metric[METRIC_DROPPED] = share(sum[at->dropped], assigned);
+    metric[METRIC_FORCED_BALANCE] = c->moe.force_balance;
     for (int i = 0; i < s->network.indexers; i++) sum[at->kl + i] = share(sum[at->kl + i], c->indexer_loss.coeff);
     for (int d = 0; d < depths; d++) {
         sum[at->mtp + d] = share(sum[at->mtp + d], c->mtp.factor / depths);
@@ -270,37 +274,6 @@ glm52_status step_gradients(struct step *s, const struct pack *const *packs, uin
     return GLM52_OK;
 }
 
-/* ---- guards ---- */
-
-/* First parameter, in the order of backward, whose gradient is not finite; NULL if all are. */
-static const struct parameter *find_culprit(struct step *s)
-{
-    struct stream *stream = s->model->stream;
-    struct parameters *t = &s->model->parameters;
-    double squares;
-
-    for (uint32_t i = t->count; i-- > 0;) {
-        if (!t->at[i].trained) continue;
-        stream->ops->zero(stream, s->squares, sizeof squares);
-        stream->ops->sum_squares(stream, (int64_t)t->at[i].count, t->at[i].gradient, s->squares, s->workspace);
-        if (stream->ops->synchronize(stream)) return NULL;
-        stream->ops->download(stream, &squares, s->squares, sizeof squares);
-        if (!isfinite(squares)) return &t->at[i];
-    }
-    return NULL;
-}
-
-static glm52_status not_finite(struct step *s)
-{
-    const struct parameter *culprit = find_culprit(s);
-
-    fail(GLM52_E_NUMERIC, "step %lld: loss %g, gradient norm %g: not finite%s%s; nothing was updated",
-         (long long)s->optimizer->step + 1, s->metric[METRIC_LOSS], s->metric[METRIC_GRAD_NORM],
-         culprit ? "; the gradient of " : "", culprit ? culprit->name : "");
-    if (culprit) fail_detail("tensor", "%s", culprit->name);
-    return fail_hint("lower optim.lr, check the data, or resume from the last saved state; train.not_finite = skip goes on");
-}
-
 /* May this step move the parameters? Decided from the losses before the update. */
 static int is_spike(const struct step *s)
 {
@@ -357,7 +330,7 @@ glm52_status step_run(struct step *s, const struct pack *const *packs, uint32_t 
     TRY(read_sums(s, &counted, 1));
     float norm = read_norms(s);
     int finite = isfinite(s->metric[METRIC_LOSS]) && isfinite(norm), spike = finite && is_spike(s);
-    if (!finite && !s->skips) return not_finite(s);
+    if (!finite && !s->skips) return step_not_finite(s, packs, count);
     double lr = optimizer_lr(s->optimizer);
     if (finite && !spike) {
         optimizer_update(s->optimizer, s->scalars + SCALAR_COEFFICIENT);

@@ -23,6 +23,8 @@ enum metric {
     METRIC_HELD_OUT_LOSS,     /* of the last evaluation */
     METRIC_PEAK_MEMORY,       /* bytes, of the whole context */
     METRIC_SKIPPED,           /* updates skipped so far: not finite, or a spike */
+    METRIC_DROPPED,           /* share of expert assignments beyond the capacity */
+    METRIC_FORCED_BALANCE,    /* 1 where moe.force_balance makes the run a benchmark and no training */
     METRICS
 };
 
@@ -67,6 +69,10 @@ glm52_status step_evaluate(struct step *s, const struct pack *const *packs, uint
  * grad_norm.GROUP, router_load.L (largest share of an expert, 1 = balanced). Number `index` of all names in *name. */
 glm52_status step_metric(const struct step *s, const char *name, double *value);
 int step_metric_at(const struct step *s, uint32_t index, char name[64], double *value);
+
+/* Fails with GLM52_E_NUMERIC and what it can find out: the first layer whose output is not finite, else the first parameter
+ * whose gradient is not. */
+glm52_status step_not_finite(struct step *s, const struct pack *const *packs, uint32_t count);
 
 /* Directory of a resumable state: model, optimizer state, counters. train/state.c says how it is laid out. */
 glm52_status step_save(struct step *s, const char *directory);

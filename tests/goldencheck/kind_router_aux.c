@@ -120,7 +120,7 @@ static void check_loss(struct router *r, const char *prefix, double coefficient,
     char name[NAME];
     double loss = 0;
 
-    r->stream.ops->route_auxiliary(&r->stream, &shape, r->logits, sequence, dlogits, &loss);
+    r->stream.ops->route_auxiliary(&r->stream, &shape, r->logits, sequence, dlogits, &loss, NULL);
     product(r, r->experts, r->hidden, r->rows, dlogits, 1, r->x, 0, dw);
     product(r, r->rows, r->hidden, r->experts, dlogits, 0, r->w, 0, dx);
     snprintf(name, sizeof name, "%s.loss", prefix);

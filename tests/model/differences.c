@@ -20,11 +20,13 @@ static size_t choices(struct small *s, glm52_batch *batch, int32_t *out)
     size_t count = 0;
     char name[32];
 
-    OK(glm52_model_forward(s->model, batch, "topk.* router_idx.*"));
+    static const char *const kind[] = {"topk", "router_idx", "mtp_topk", "mtp_router_idx"};
+
+    OK(glm52_model_forward(s->model, batch, "topk.* router_idx.* mtp_topk.* mtp_router_idx.*"));
     for (int layer = 0; layer < LAYERS; layer++)
-        for (int i = 0; i < 2; i++) {
+        for (int i = 0; i < 4; i++) {
             glm52_view view = {.struct_size = sizeof view};
-            snprintf(name, sizeof name, "%s.%d", i ? "router_idx" : "topk", layer);
+            snprintf(name, sizeof name, "%s.%d", kind[i], layer);
             if (glm52_batch_get(batch, name, &view)) continue; /* a dense layer has no router */
             ck_assert_uint_lt(count + view.bytes / sizeof *out, CHOICES);
             memcpy(out + count, view.data, view.bytes);
@@ -42,6 +44,7 @@ struct line {
     float *base;
     int32_t *chosen;  /* at the base */
     size_t choices;
+    int objective;    /* of all losses, not of the trunk's cross-entropy alone */
 };
 
 static void move(const struct line *l, double step)
@@ -56,7 +59,7 @@ static int loss_at(const struct line *l, double step, double *loss)
 
     move(l, step);
     if (choices(l->s, l->batch, now) != l->choices || memcmp(now, l->chosen, l->choices * sizeof *now)) return 0;
-    *loss = small_loss(l->s, l->batch);
+    *loss = l->objective ? small_gradients(l->s, &l->batch, 1) : small_loss(l->s, l->batch);
     return 1;
 }
 
@@ -108,7 +111,9 @@ static int check_parameter(struct line *l, const char *name, const float *gradie
     return measured;
 }
 
-static void check_model(const char *settings, int documents, const struct document *document, const int32_t *labels)
+/* `only`: parameters whose names contain it, NULL for all. */
+static void check_objective(const char *settings, int documents, const struct document *document, const int32_t *labels,
+                            const char *only, int objective)
 {
     static int32_t chosen[CHOICES];
     struct small s;
@@ -119,24 +124,29 @@ static void check_model(const char *settings, int documents, const struct docume
     if (labels) OK(glm52_batch_set(batch, "labels", GLM52_DTYPE_I32, labels, (uint64_t)documents));
     small_gradients(&s, &batch, 1);
     struct snapshot gradient = small_snapshot(&s, GRADIENTS), values = small_snapshot(&s, VALUES);
-    struct line line = {.s = &s, .batch = batch, .chosen = chosen, .choices = choices(&s, batch, chosen)};
+    struct line line = {.objective = objective, .s = &s, .batch = batch, .chosen = chosen, .choices = choices(&s, batch, chosen)};
     double whole = norm(gradient.at, gradient.offset[gradient.parameters]);
     for (uint32_t i = 0; i < gradient.parameters; i++) {
         glm52_parameter_info p = {.struct_size = sizeof p};
         OK(glm52_model_parameter(s.model, i, &p));
-        if (!p.gradient.data) continue;
+        if (!p.gradient.data || (only && !strstr(p.name, only))) continue;
         line.value = p.value.data;
         line.count = p.value.bytes / sizeof(float);
         line.base = values.at + values.offset[i];
         measured += check_parameter(&line, p.name, gradient.at + gradient.offset[i], whole);
         checked++;
     }
-    ck_assert_int_gt(checked, 20);
+    ck_assert_int_ge(checked, only ? 3 : 20);
     ck_assert_msg(measured * 10 >= checked * 9, "only %d of %d parameters could be measured", measured, checked);
     snapshot_free(&gradient);
     snapshot_free(&values);
     glm52_batch_unref(&batch);
     small_close(&s);
+}
+
+static void check_model(const char *settings, int documents, const struct document *document, const int32_t *labels)
+{
+    check_objective(settings, documents, document, labels, NULL, 0);
 }
 
 static const struct document documents[] = {{9, 11}, {6, 12}, {1, 13}};
@@ -191,12 +201,95 @@ START_TEST(documents_of_one_token)
 }
 END_TEST
 
+static const struct document longer[] = {{9, 11}, {7, 12}, {2, 13}};
+
+#define MTP "model.num_nextn_predict_layers=1 mtp.depths=3 mtp.factor=0.7 "
+
+START_TEST(mtp_cross_entropy)
+{
+    check_objective(MTP "mtp.share=none", 3, longer, NULL, NULL, 1);
+}
+END_TEST
+
+START_TEST(mtp_with_shared_keys)
+{
+    check_objective(MTP "mtp.share=index_kv mtp.query_offset=depth", 3, longer, NULL, NULL, 1);
+}
+END_TEST
+
+START_TEST(mtp_with_a_shared_index)
+{
+    check_objective(MTP "mtp.share=index train.recompute=layers", 3, longer, NULL, NULL, 1);
+}
+END_TEST
+
+START_TEST(mtp_total_variation)
+{
+    check_objective(MTP "mtp.loss=tv mtp.detach_heads=true", 3, longer, NULL, "model.layers.4.", 1);
+}
+END_TEST
+
+/* The loss teaches the indexer alone: differences in other parameters would see the teacher move. */
+START_TEST(indexer_loss_over_selected_keys)
+{
+    check_objective("indexer_loss.kind=sparse indexer_loss.coeff=100", 3, longer, NULL, "indexer.", 1);
+}
+END_TEST
+
+START_TEST(indexer_loss_over_all_keys)
+{
+    check_objective("indexer_loss.kind=dense indexer_loss.coeff=100", 3, longer, NULL, "indexer.", 1);
+}
+END_TEST
+
+START_TEST(indexer_warm_up)
+{
+    check_objective("indexer_loss.kind=dense indexer_loss.coeff=100 train.attention=dense train.train_only=indexer", 3, longer,
+                    NULL, "indexer.", 1);
+}
+END_TEST
+
+START_TEST(dense_attention)
+{
+    check_objective("train.attention=dense", 3, longer, NULL, NULL, 1);
+}
+END_TEST
+
+START_TEST(dense_attention_with_mtp)
+{
+    check_objective(MTP "train.attention=dense train.recompute=layers", 3, longer, NULL, NULL, 1);
+}
+END_TEST
+
+START_TEST(router_losses)
+{
+    check_objective("moe.auxiliary_loss=document moe.auxiliary_coeff=0.5 moe.z_coeff=0.1", 3, longer, NULL, "mlp.gate.", 1);
+}
+END_TEST
+
+START_TEST(forced_balance)
+{
+    check_objective("moe.force_balance=true", 3, longer, NULL, NULL, 1);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("model");
     TCase *cases = tcase_create("differences");
 
     tcase_set_timeout(cases, 120);
+    tcase_add_test(cases, mtp_cross_entropy);
+    tcase_add_test(cases, mtp_with_shared_keys);
+    tcase_add_test(cases, mtp_with_a_shared_index);
+    tcase_add_test(cases, mtp_total_variation);
+    tcase_add_test(cases, indexer_loss_over_selected_keys);
+    tcase_add_test(cases, indexer_loss_over_all_keys);
+    tcase_add_test(cases, indexer_warm_up);
+    tcase_add_test(cases, dense_attention);
+    tcase_add_test(cases, dense_attention_with_mtp);
+    tcase_add_test(cases, router_losses);
+    tcase_add_test(cases, forced_balance);
     tcase_add_test(cases, dense_and_moe_layers);
     tcase_add_test(cases, every_key_selected);
     tcase_add_test(cases, dense_layers_alone);

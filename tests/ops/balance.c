@@ -92,7 +92,7 @@ static void check(struct problem p)
         loss->value[0] = 3;
         array_push(dlogits);
         array_push(loss);
-        ops->route_auxiliary(device, &p.shape, p.logits->at, p.sequence->at, dlogits->at, loss->at);
+        ops->route_auxiliary(device, &p.shape, p.logits->at, p.sequence->at, dlogits->at, loss->at, NULL);
         check_same(dlogits);
         check_same(loss);
     }
@@ -103,7 +103,7 @@ static void check(struct problem p)
         dlogits->value[i] = 1;
     }
     array_push(dlogits);
-    ops->route_auxiliary(device, &p.shape, p.logits->at, p.sequence->at, dlogits->at, loss->at);
+    ops->route_auxiliary(device, &p.shape, p.logits->at, p.sequence->at, dlogits->at, loss->at, NULL);
     check_close(dlogits, want, tolerance(F32, 1));
 }
 
@@ -153,6 +153,66 @@ CASE(route_auxiliary, "equal experts: the lower ones count")
     check(p);
 }
 
+/* Counts of an earlier call stand beside this one's: the loss is that of one sequence whose counts are the sum. */
+CASE(route_auxiliary, "the step so far")
+{
+    struct problem whole = problem(shape_of(46, 7, 3, 1), (double[]){0, 46});
+    struct array *running = array_zero(F64, 8), *dlogits = array_zero(F32, 46 * 7), *loss = array_zero(F64, 1);
+    double first, want = 0, count[8] = {0};
+
+    whole.shape.z_coefficient = 0;
+    for (int part = 0; part < 2; part++) { /* rows 0 .. 22, then 23 .. 45 */
+        struct route_auxiliary half = whole.shape;
+        half.rows = 23;
+        ops->route_auxiliary(device, &half, (float *)whole.logits->at + part * 23 * 7,
+                             array_from(I32, 2, (double[]){0, 23})->at, (float *)dlogits->at + part * 23 * 7, loss->at,
+                             running->at);
+        for (int64_t t = part * 23; t < (part + 1) * 23; t++)
+            for (int e = 0; e < 7; e++) count[e] += whole.map[t * 7 + e];
+        count[7] += 23;
+        for (int64_t t = part * 23; t < (part + 1) * 23; t++) {
+            double sum = 0;
+            for (int e = 0; e < 7; e++) sum += 1 / (1 + exp(-whole.logits->value[t * 7 + e]));
+            for (int e = 0; e < 7; e++)
+                want += 0.5 * 7 / (3 * 23 * count[7]) * count[e] / (1 + exp(-whole.logits->value[t * 7 + e])) / sum;
+        }
+        if (!part) first = want;
+    }
+    ck_assert(want > first);
+    check_exact(running, count);
+    check_close(loss, &want, tolerance(F32, 7));
+}
+
+CASE(limit_capacity, "by place, by weight, with ties; the others stay")
+{
+    struct route shape = {.rows = 4, .experts = 3, .k = 2};
+    struct array *chosen = array_from(I32, 8, (double[]){0, 1, 0, 2, 0, 1, 1, 2}), *weight, *dropped = array_zero(F64, 1);
+    static const double start[] = {0.25, 1, 0.5, 1, 0.5, 2, 3, 1};
+    static const double by_place[] = {0.25, 1, 0.5, 1, 0, 2, 0, 1}, by_weight[] = {0, 0, 0.5, 1, 0.5, 2, 3, 1};
+    static const double first_rows[] = {1, 1, 0, 1, 0, 0, 0, 0};
+    double lost = 2;
+
+    for (int how = 0; how < 2; how++) {
+        weight = array_from(F32, 8, start);
+        dropped = array_zero(F64, 1);
+        ops->limit_capacity(device, &shape, 2, how, chosen->at, weight->at, dropped->at);
+        check_exact(weight, how ? by_weight : by_place);
+        check_exact(dropped, &lost);
+    }
+    weight = array_from(F32, 8, (double[]){1, 1, 1, 1, 1, 1, 1, 1});
+    ops->limit_capacity(device, &shape, 1, 1, chosen->at, weight->at, dropped->at); /* equal: the first rows */
+    check_exact(weight, first_rows);
+}
+
+CASE(clear_where_zero, "only there, even what is not finite")
+{
+    struct array *x = array_from(F32, 4, (double[]){1, NAN, INFINITY, -2});
+    static const double want[] = {1, 0, 0, -2};
+
+    ops->clear_where_zero(device, 4, array_from(F32, 4, (double[]){1, 0, 0, -3})->at, x->at);
+    check_exact(x, want);
+}
+
 CASE(count_experts, "all rows, some rows, none; added to what is there")
 {
     struct route shape = {.rows = 41, .experts = 7, .k = 3};
@@ -199,6 +259,6 @@ BENCH(route_auxiliary, "8 of 256 experts, 4096 rows")
     struct array *dlogits = array_zero(F32, 4096 * 256), *loss = array_zero(F64, 1);
 
     BENCH_LOOP
-        ops->route_auxiliary(device, &p.shape, p.logits->at, p.sequence->at, dlogits->at, loss->at);
+        ops->route_auxiliary(device, &p.shape, p.logits->at, p.sequence->at, dlogits->at, loss->at, NULL);
     bench_rate(0, 12.0 * 4096 * 256);
 }

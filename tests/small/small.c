@@ -27,12 +27,17 @@ void small_set(glm52_config *config, const char *settings)
     }
 }
 
+void small_shape(glm52_config *config)
+{
+    small_set(config, shape);
+}
+
 void small_configure(struct small *s, const glm52_context_options *options, const char *settings)
 {
     memset(s, 0, sizeof *s);
     OK(glm52_context_create(options, &s->context));
     OK(glm52_config_create(s->context, &s->config));
-    small_set(s->config, shape);
+    small_shape(s->config);
     small_set(s->config, settings);
 }
 

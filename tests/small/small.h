@@ -36,6 +36,7 @@ void small_open(struct small *s, const glm52_context_options *options, const cha
 void small_threads(struct small *s, int threads, const char *settings);
 void small_close(struct small *s); /* and checks that nothing is held but the context */
 void small_set(glm52_config *config, const char *settings);
+void small_shape(glm52_config *config); /* the settings that all small models begin with */
 
 /* Documents of the given lengths (ended by 0) with tokens that are a function of seed, document's seed and place. */
 struct document {

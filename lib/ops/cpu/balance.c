@@ -106,7 +106,7 @@ static void add_gradient(const struct route_auxiliary *a, const float *logit, co
 }
 
 void cpu_route_auxiliary(struct stream *s, const struct route_auxiliary *a, const float *logits,
-                         const int32_t *sequence, float *dlogits, double *loss)
+                         const int32_t *sequence, float *dlogits, double *loss, double *running)
 {
     struct counted call = count_route_auxiliary(s, a);
     struct sums all;
@@ -116,11 +116,15 @@ void cpu_route_auxiliary(struct stream *s, const struct route_auxiliary *a, cons
     if (sequences > 0) z_factor = (double)a->z_coefficient / (sequence[a->sequences] - sequence[0]);
     for (int32_t n = 0; n < a->sequences; n++) {
         int64_t first = sequence[n], end = sequence[n + 1];
-        double rows = (double)(end - first), factor, balance = 0;
+        double rows = (double)(end - first), all_rows = rows, factor, balance = 0;
 
         if (end <= first) continue;
         sum_rows(s, a, logits, first, end, &all);
-        factor = (double)a->coefficient * a->experts / (a->k * rows * rows * sequences);
+        if (running) {
+            for (int32_t e = 0; e < a->experts; e++) all.count[e] = running[e] += all.count[e];
+            all_rows = running[a->experts] += rows;
+        }
+        factor = (double)a->coefficient * a->experts / (a->k * rows * all_rows * sequences);
         for (int32_t e = 0; e < a->experts; e++) balance += all.count[e] * all.share[e];
         sum += factor * balance + z_factor * all.squares;
 #pragma omp parallel for schedule(static) num_threads(cpu_team(s, rows * a->experts * 16))
@@ -139,6 +143,62 @@ void cpu_count_experts(struct stream *s, const struct route *r, const int32_t *c
     for (int64_t t = 0; t < r->rows; t++)
         for (int32_t j = 0; j < r->k; j++)
             if (!counted || counted[t] != 0) counts[chosen[t * r->k + j]] += 1;
+    count_end(call);
+}
+
+/* The assignment of this expert in row t, or -1. chosen is ascending. */
+static int32_t slot_of(const struct route *r, const int32_t *chosen, int64_t t, int32_t expert)
+{
+    for (int32_t j = 0; j < r->k; j++)
+        if (chosen[t * r->k + j] == expert) return j;
+    return -1;
+}
+
+/* Would row t keep its place among the `capacity` largest weights of the expert? */
+static int has_place(const struct route *r, int64_t capacity, const int32_t *chosen, const float *weight, int64_t t,
+                     int32_t j)
+{
+    float own = weight[t * r->k + j];
+    int64_t ahead = 0;
+
+    for (int64_t u = 0; u < r->rows && ahead < capacity; u++) {
+        int32_t i = slot_of(r, chosen, u, chosen[t * r->k + j]);
+        if (i < 0 || u == t) continue;
+        float other = fabsf(weight[u * r->k + i]);
+        ahead += other > own || (other == own && u < t);
+    }
+    return ahead < capacity;
+}
+
+void cpu_limit_capacity(struct stream *s, const struct route *r, int64_t capacity, int32_t by_weight, const int32_t *chosen,
+                        float *weight, double *dropped)
+{
+    struct counted call = count_limit_capacity(s, r);
+    int64_t taken[MOST_EXPERTS] = {0}, all[MOST_EXPERTS] = {0}, lost = 0;
+
+    for (int64_t i = 0; i < r->rows * r->k; i++) all[chosen[i]]++;
+    for (int64_t t = 0; t < r->rows; t++)
+        for (int32_t j = 0; j < r->k; j++) {
+            int32_t e = chosen[t * r->k + j];
+            float *w = &weight[t * r->k + j];
+            int keeps = all[e] <= capacity || (by_weight ? has_place(r, capacity, chosen, weight, t, j) : taken[e] < capacity);
+            taken[e] += keeps;
+            if (keeps) continue;
+            *w = -*w; /* marked: rows behind this one must still see how large it was */
+            lost++;
+        }
+    for (int64_t i = 0; lost && i < r->rows * r->k; i++)
+        if (signbit(weight[i])) weight[i] = 0;
+    *dropped += (double)lost;
+    count_end(call);
+}
+
+void cpu_clear_where_zero(struct stream *s, int64_t count, const float *mask, float *x)
+{
+    struct counted call = count_clear_where_zero(s, count);
+
+#pragma omp parallel for schedule(static) num_threads(cpu_team(s, (double)count))
+    for (int64_t i = 0; i < count; i++) x[i] = mask[i] == 0 ? 0 : x[i];
     count_end(call);
 }
 

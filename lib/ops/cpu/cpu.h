@@ -27,16 +27,6 @@ struct operand {
 /* The operand that starts at element (i, j) of o. */
 struct operand operand_at(struct operand o, int64_t i, int64_t j);
 
-static inline struct operand transposed(struct operand o)
-{
-    o.transposed = !o.transposed;
-    return o;
-}
-
-/* Rows from `row` on of one head's columns in an array [rows, heads, width]. */
-struct operand operand_of_head(glm52_dtype type, const void *array, int64_t heads, int64_t width, int64_t row,
-                               int64_t head);
-
 /* c[m,n] (+)= a[m,k] b[k,n] on the calling thread alone, at any place inside a parallel region and only there: it limits
  * BLAS to one thread, for which the region's end makes up. */
 void tile_gemm(int64_t m, int64_t n, int64_t k, float scale, struct operand a, struct operand b, void *c, int64_t ldc,
@@ -106,7 +96,10 @@ void cpu_route_forward(struct stream *s, const struct route *r, const float *log
 void cpu_route_backward(struct stream *s, const struct route *r, const float *logits, const int32_t *chosen,
                         const float *dweight, float *dlogits);
 void cpu_route_auxiliary(struct stream *s, const struct route_auxiliary *a, const float *logits, const int32_t *sequence,
-                         float *dlogits, double *loss);
+                         float *dlogits, double *loss, double *running);
+void cpu_limit_capacity(struct stream *s, const struct route *r, int64_t capacity, int32_t by_weight, const int32_t *chosen,
+                        float *weight, double *dropped);
+void cpu_clear_where_zero(struct stream *s, int64_t count, const float *mask, float *x);
 void cpu_count_experts(struct stream *s, const struct route *r, const int32_t *chosen, const float *counted,
                        double *counts);
 void cpu_balance_bias(struct stream *s, int32_t experts, float rate, const double *counts, float *bias);

@@ -182,9 +182,9 @@ static void meta_sparse_mla_backward(struct stream *s, const struct sparse_mla *
     count_sparse_mla_backward(s, a, target != NULL);
 }
 
-static void meta_dense_attention_forward(struct stream *s, const struct dense_attention *a, const void *q,
-                                         const void *k, const void *v, const int32_t *start, const int32_t *end,
-                                         void *out, float *lse, void *workspace)
+static void meta_dense_attention_forward(struct stream *s, const struct dense_attention *a, const void *q, const void *k,
+                                         const void *v, const int32_t *start, const int32_t *end, void *out, float *lse,
+                                         void *workspace)
 {
     count_dense_attention_forward(s, a);
 }
@@ -230,9 +230,20 @@ static void meta_route_backward(struct stream *s, const struct route *r, const f
 }
 
 static void meta_route_auxiliary(struct stream *s, const struct route_auxiliary *a, const float *logits,
-                                 const int32_t *sequence, float *dlogits, double *loss)
+                                 const int32_t *sequence, float *dlogits, double *loss, double *running)
 {
     count_route_auxiliary(s, a);
+}
+
+static void meta_limit_capacity(struct stream *s, const struct route *r, int64_t capacity, int32_t by_weight,
+                                const int32_t *chosen, float *weight, double *dropped)
+{
+    count_limit_capacity(s, r);
+}
+
+static void meta_clear_where_zero(struct stream *s, int64_t count, const float *mask, float *x)
+{
+    count_clear_where_zero(s, count);
 }
 
 static void meta_count_experts(struct stream *s, const struct route *r, const int32_t *chosen, const float *counted,
@@ -377,6 +388,8 @@ static const struct ops meta_ops = {
     .route_forward = meta_route_forward,
     .route_backward = meta_route_backward,
     .route_auxiliary = meta_route_auxiliary,
+    .limit_capacity = meta_limit_capacity,
+    .clear_where_zero = meta_clear_where_zero,
     .count_experts = meta_count_experts,
     .balance_bias = meta_balance_bias,
     .dispatch_sort_bytes = cpu_dispatch_sort_bytes,
