@@ -42,7 +42,7 @@ void glm52_batch_unref(glm52_batch **self)
     object_destroy(&b->object);
 }
 
-/* Element i of an integer field; ids beyond 32 bits become -1, which every check refuses. */
+/* Element i of an integer field; ids beyond 32 bits become one that every check refuses. */
 static int32_t integer_at(glm52_dtype dtype, const void *values, uint64_t i)
 {
     if (dtype == GLM52_DTYPE_I32) return ((const int32_t *)values)[i];

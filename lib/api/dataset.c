@@ -31,19 +31,19 @@ void glm52_dataset_unref(glm52_dataset **self)
     object_destroy(&d->object);
 }
 
-static glm52_status ready(glm52_dataset *self, glm52_batch *batch)
+/* The batch has a new pack. */
+static void filled(glm52_batch *batch)
 {
-    CHECK(self, CLASS_DATASET);
-    CHECK(batch, CLASS_BATCH);
     batch_clear_outputs(batch);
     batch->has_labels = 1;
-    return GLM52_OK;
 }
 
 glm52_status glm52_dataset_next(glm52_dataset *self, glm52_batch *batch)
 {
-    TRY(ready(self, batch));
+    CHECK(self, CLASS_DATASET);
+    CHECK(batch, CLASS_BATCH);
     TRY(dataset_train_pack(self->dataset, self->next, &batch->pack));
+    filled(batch);
     self->next++;
     return GLM52_OK;
 }
@@ -57,8 +57,11 @@ glm52_status glm52_dataset_seek(glm52_dataset *self, uint64_t pack)
 
 glm52_status glm52_dataset_held_out(glm52_dataset *self, uint64_t index, glm52_batch *batch)
 {
-    TRY(ready(self, batch));
-    return dataset_held_out_pack(self->dataset, index, &batch->pack);
+    CHECK(self, CLASS_DATASET);
+    CHECK(batch, CLASS_BATCH);
+    TRY(dataset_held_out_pack(self->dataset, index, &batch->pack));
+    filled(batch);
+    return GLM52_OK;
 }
 
 glm52_status glm52_dataset_held_out_packs(glm52_dataset *self, uint64_t *packs)

@@ -34,47 +34,48 @@ void pack_free(struct pack *p)
     p->rows = p->documents = 0;
 }
 
-/* The old rows stay valid if there is no memory for the new ones. */
-static glm52_status reserve_rows(struct pack *p, int64_t rows)
+static int new_rows(struct pack *p, int64_t rows)
 {
-    struct pack grown = {.host = p->host, .capacity = rows};
     size_t count = (size_t)rows;
 
-    grown.token = host_alloc(p->host, count * sizeof *grown.token, MEMORY_HOST);
-    grown.label = host_alloc(p->host, count * sizeof *grown.label, MEMORY_HOST);
-    grown.mask = host_alloc(p->host, count * sizeof *grown.mask, MEMORY_HOST);
-    if (!grown.token || !grown.label || !grown.mask) {
-        free_rows(&grown);
-        return GLM52_E_NOMEM;
-    }
-    free_rows(p);
-    p->token = grown.token;
-    p->label = grown.label;
-    p->mask = grown.mask;
     p->capacity = rows;
-    return GLM52_OK;
+    p->token = host_alloc(p->host, count * sizeof *p->token, MEMORY_HOST);
+    p->label = host_alloc(p->host, count * sizeof *p->label, MEMORY_HOST);
+    p->mask = host_alloc(p->host, count * sizeof *p->mask, MEMORY_HOST);
+    return p->token && p->label && p->mask;
 }
 
-static glm52_status reserve_documents(struct pack *p, int64_t documents)
+static int new_documents(struct pack *p, int64_t documents)
 {
-    int32_t *grown = host_alloc(p->host, (size_t)(documents + 1) * sizeof *grown, MEMORY_HOST);
-
-    if (!grown) return GLM52_E_NOMEM;
-    free_documents(p);
-    p->cu_seqlens = grown;
     p->document_capacity = documents;
-    return GLM52_OK;
+    p->cu_seqlens = host_alloc(p->host, (size_t)(documents + 1) * sizeof *p->cu_seqlens, MEMORY_HOST);
+    return p->cu_seqlens != NULL;
 }
 
+/* The old contents stay valid if there is no memory for the new ones. */
 glm52_status pack_reserve(struct pack *p, int64_t rows, int64_t documents)
 {
     if (rows < 0 || rows > INT32_MAX || documents < 0 || documents > rows)
         return fail(GLM52_E_INVALID, "a pack of %lld tokens in %lld documents is impossible", (long long)rows,
                     (long long)documents);
-    if (!p->token || rows > p->capacity)
-        TRY(reserve_rows(p, rows));
-    if (!p->cu_seqlens || documents > p->document_capacity)
-        TRY(reserve_documents(p, documents));
+    struct pack grown = {.host = p->host};
+    int more_rows = !p->token || rows > p->capacity, more_documents = !p->cu_seqlens || documents > p->document_capacity;
+    if ((more_rows && !new_rows(&grown, rows)) || (more_documents && !new_documents(&grown, documents))) {
+        pack_free(&grown);
+        return GLM52_E_NOMEM;
+    }
+    if (more_rows) {
+        free_rows(p);
+        p->token = grown.token;
+        p->label = grown.label;
+        p->mask = grown.mask;
+        p->capacity = rows;
+    }
+    if (more_documents) {
+        free_documents(p);
+        p->cu_seqlens = grown.cu_seqlens;
+        p->document_capacity = documents;
+    }
     if (p->counted) host_free(p->host, p->counted, (size_t)p->rows * sizeof *p->counted, MEMORY_HOST);
     p->counted = NULL;
     p->rows = p->documents = 0;

@@ -18,7 +18,7 @@ struct pack {
 
 void pack_init(struct pack *p, struct host *host);
 void pack_free(struct pack *p);
-/* Room for that many; contents become empty. */
+/* Room for that many; contents become empty. A failure leaves them as they were. */
 glm52_status pack_reserve(struct pack *p, int64_t rows, int64_t documents);
 /* Labels from tokens and documents: the next token inside the document. */
 void pack_default_labels(struct pack *p);
