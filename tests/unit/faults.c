@@ -16,13 +16,15 @@ static void *allocate(void *user, size_t bytes, size_t alignment)
     struct faults *f = user;
 
     if (f->allocations++ == f->fail_allocation) return NULL;
+    f->held += (int64_t)bytes;
     return aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
 }
 
 static void release(void *user, void *memory, size_t bytes)
 {
-    (void)user;
-    (void)bytes;
+    struct faults *f = user;
+
+    f->held -= (int64_t)bytes;
     free(memory);
 }
 
@@ -78,7 +80,8 @@ static int64_t fault_close(void *user, void *file)
     struct faults *f = user;
 
     f->open_files--;
-    return system_files.close(NULL, file);
+    int64_t error = system_files.close(NULL, file);
+    return f->closes && due(f) ? -f->error : error;
 }
 
 static int64_t fault_rename(void *user, const char *from, const char *to)
@@ -118,16 +121,22 @@ static void note(void *user, glm52_log_level level, const char *message)
     snprintf(f->warning, sizeof f->warning, "%s", message);
 }
 
-void faults_open(struct faults *f)
+void faults_options(struct faults *f, glm52_context_options *options)
 {
-    glm52_allocator allocator = {sizeof allocator, 0, f, allocate, release};
-    glm52_files files = {sizeof files, 0, f, fault_open, fault_size, fault_read, fault_write, fault_sync, fault_close,
-                         fault_rename, fault_remove, fault_make_directory, fault_sync_directory};
-    glm52_context_options options = {.struct_size = sizeof options, .allocator = &allocator, .files = &files, .log = note,
-                                     .log_user = f};
-
     memset(f, 0, sizeof *f);
     f->fail_call = f->fail_allocation = -1;
     f->error = 5; /* EIO */
+    f->allocator = (glm52_allocator){sizeof f->allocator, 0, f, allocate, release};
+    f->files = (glm52_files){sizeof f->files, 0, f, fault_open, fault_size, fault_read, fault_write, fault_sync,
+                             fault_close, fault_rename, fault_remove, fault_make_directory, fault_sync_directory};
+    *options = (glm52_context_options){.struct_size = sizeof *options, .allocator = &f->allocator, .files = &f->files,
+                                       .log = note, .log_user = f};
+}
+
+void faults_open(struct faults *f)
+{
+    glm52_context_options options;
+
+    faults_options(f, &options);
     if (host_open(&f->host, &options)) abort();
 }

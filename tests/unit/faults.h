@@ -12,15 +12,21 @@ enum fault_kind {
 
 struct faults {
     struct host host;
-    int64_t calls, fail_call;             /* file calls so far (close and remove not counted); which one fails, -1: none */
+    int64_t calls, fail_call;             /* file calls so far (remove not counted); which one fails, -1: none */
+    int closes;                           /* 1: close counts too, and may report a late error; set before use */
     enum fault_kind kind;
     int error;
     int64_t allocations, fail_allocation; /* the same for memory */
+    int64_t held;                         /* bytes that were taken and not given back */
     int64_t open_files;
     int warnings;                         /* logged so far */
     char warning[512];                    /* the last one */
+    glm52_allocator allocator;
+    glm52_files files;
 };
 
 void faults_open(struct faults *f);
+/* The same for a context; *options stays valid while f does. f->host is not used then. */
+void faults_options(struct faults *f, glm52_context_options *options);
 
 #endif
