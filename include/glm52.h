@@ -339,7 +339,8 @@ GLM52_API glm52_step *glm52_step_ref(glm52_step *self);
 GLM52_API void glm52_step_unref(glm52_step **self);
 /* One optimizer update over `count` packed microbatches (1 .. train.microbatches): forward and backward of
  * each, the loss being the mean over all labelled tokens of all of them, clipping, update. On failure
- * parameters and optimizer state are as before the call, unless glm52_error_detail(e, "state") is "lost". */
+ * parameters and optimizer state are as before the call, unless glm52_error_detail(e, "state") is "lost", or
+ * "updated": then all is done but the line in the metrics file of config `out`. */
 GLM52_API glm52_status glm52_step_run(glm52_step *self, glm52_batch *const *batches, uint32_t count);
 /* Forward and backward without the update: gradients stay in the parameters' gradient views. */
 GLM52_API glm52_status glm52_step_gradients(glm52_step *self, glm52_batch *const *batches, uint32_t count);
@@ -363,7 +364,8 @@ GLM52_API glm52_status glm52_step_plan(glm52_step *self, uint32_t index, glm52_p
 /* Writes model, optimizer state and counters to a directory; the previous state there survives a failure. */
 GLM52_API glm52_status glm52_step_save(glm52_step *self, const char *directory);
 /* Takes model, optimizer state and counters from a directory that glm52_step_save() wrote; *packs is where
- * to seek the dataset. */
+ * to seek the dataset. A failure changes nothing, unless the detail "state" is "lost": then reading had begun,
+ * and the step wants another resume before it runs. */
 GLM52_API glm52_status glm52_step_resume(glm52_step *self, const char *directory, uint64_t *packs);
 
 #ifdef __cplusplus

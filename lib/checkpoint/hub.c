@@ -180,13 +180,12 @@ static glm52_status write_values(struct model *m, struct safetensors_writer *w, 
     return GLM52_OK;
 }
 
-static glm52_status write_config(struct model *m, const char *directory, glm52_dtype dtype)
+static glm52_status add_config(struct model *m, struct safetensors_writer *w, glm52_dtype dtype)
 {
-    char path[PATH], *json;
+    char *json;
 
-    TRY(join(path, directory, "config.json"));
     TRY(config_dump_hub(&m->config, dtype, &json));
-    glm52_status status = file_write_all(m->host, path, json, strlen(json));
+    glm52_status status = safetensors_writer_companion(w, "config.json", json);
     host_strfree(m->host, json);
     return status;
 }
@@ -203,9 +202,9 @@ glm52_status hub_save(struct model *m, const char *directory, glm52_dtype dtype,
     TRY(file_make_directories(m->host, directory));
     TRY(safetensors_writer_create(m->host, directory, "model", shard_bytes, &w));
     float *values = host_alloc(m->host, bytes, MEMORY_HOST);
-    glm52_status status = values ? write_values(m, w, dtype, values) : GLM52_E_NOMEM;
+    glm52_status status = values ? add_config(m, w, dtype ? dtype : m->type) : GLM52_E_NOMEM;
+    if (!status) status = write_values(m, w, dtype, values);
     if (values) host_free(m->host, values, bytes, MEMORY_HOST);
-    if (!status) status = write_config(m, directory, dtype ? dtype : m->type);
     if (status)
         safetensors_writer_abort(&w);
     else

@@ -49,6 +49,8 @@ glm52_status safetensors_writer_create(struct host *host, const char *directory,
 glm52_status safetensors_writer_declare(struct safetensors_writer *w, const char *name, glm52_dtype dtype, int dimensions,
                                         const int64_t *shape);
 glm52_status safetensors_writer_metadata(struct safetensors_writer *w, const char *key, const char *value);
+/* A text file of the same directory that describes the tensors: it takes its place with them or not at all. */
+glm52_status safetensors_writer_companion(struct safetensors_writer *w, const char *name, const char *contents);
 glm52_status safetensors_writer_write(struct safetensors_writer *w, const void *data, size_t bytes);
 glm52_status safetensors_writer_finish(struct safetensors_writer **w); /* frees in every case */
 void safetensors_writer_abort(struct safetensors_writer **w);

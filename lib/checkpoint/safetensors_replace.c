@@ -1,7 +1,8 @@
 /* Puts new files in the place of old ones so that the directory always loads as the old state or the new one.
  *
  * A reader takes STEM.safetensors if there is one, else STEM.safetensors.index.json; these two are the doors.
- *   One file    is renamed over its door, which is atomic. An older index beside it is dead from then on, and removed.
+ *   One file    is renamed over its door, which is atomic. An older index beside it is dead from then on, and removed. Its
+ *               companion is put in place just before, and the older one brought back if that rename fails.
  *   Shards      may have the names of older shards, and no rename replaces many files at once. The older index is set
  *               aside first, so that after a crash a mixture of old and new shards fails to load instead of loading;
  *               older shards are set aside too, and brought back if a later rename fails. The new index comes last, and
@@ -113,11 +114,21 @@ static glm52_status replace_shards(struct host *host, const char *directory, str
 
 /* Once the rename has happened the new state loads, whatever fails after it: that is the exception of the contract. */
 static glm52_status replace_single(struct host *host, const char *directory, struct safetensors_output *output,
-                                   const char *index)
+                                   int outputs, const char *index)
 {
+    glm52_status status = GLM52_OK;
     int64_t error;
 
-    TRY(place(host, output));
+    for (int i = 1; i < outputs && !status; i++) {
+        status = set_aside(host, &output[i]);
+        if (!status) status = place(host, &output[i]);
+    }
+    if (!status) status = place(host, output);
+    if (status) {
+        for (int i = outputs - 1; i > 0; i--) put_back(host, &output[i]);
+        return status;
+    }
+    for (int i = 1; i < outputs; i++) drop_aside(host, &output[i]);
     TRY(sync_directory(host, directory));
     error = host->files.remove(host->files.user, index);
     if (error < 0 && error != -ENOENT) {
@@ -174,7 +185,7 @@ static void remove_older_shards(struct host *host, const char *directory, const 
 }
 
 glm52_status safetensors_replace(struct host *host, const char *directory, const char *stem,
-                                 struct safetensors_output *output, int outputs)
+                                 struct safetensors_output *output, int shards, int outputs)
 {
     struct safetensors_output single = {.final = safetensors_path(host, "%s/%s.safetensors", directory, stem)};
     char *index = safetensors_path(host, "%s/%s.safetensors.index.json", directory, stem);
@@ -183,8 +194,8 @@ glm52_status safetensors_replace(struct host *host, const char *directory, const
     single.aside = safetensors_path(host, "%s/%s.safetensors.old", directory, stem);
     if (single.final && single.aside && index) {
         json_t *map = older_map(host, index);
-        status = outputs == 1 ? replace_single(host, directory, output, index)
-                              : replace_shards(host, directory, output, outputs, &single);
+        status = shards == 1 ? replace_single(host, directory, output, outputs, index)
+                             : replace_shards(host, directory, output, outputs, &single);
         if (!status) remove_older_shards(host, directory, stem, map, output, outputs);
         json_decref(map);
     }

@@ -18,10 +18,11 @@ struct safetensors_writer {
     char *directory, *stem;
     uint64_t shard_bytes;
     json_t *metadata;
+    char *companion, *contents; /* name and text of the file that goes with the tensors; NULL: none */
     struct safetensor *tensor; /* offset: in the data of its shard */
     size_t tensors, capacity;
     struct shard *shard;
-    struct safetensors_output *output; /* one per shard, then the index if there are several */
+    struct safetensors_output *output; /* one per shard, then the companion, then the index if there are several shards */
     int shards, outputs;
     int planned;                /* declarations are closed */
     int current;                /* shard being written */
@@ -65,6 +66,14 @@ glm52_status safetensors_writer_metadata(struct safetensors_writer *w, const cha
     if (!text || json_object_set_new(w->metadata, key, text))
         return fail(GLM52_E_INVALID, "safetensors: metadata %s is not valid UTF-8", key);
     return GLM52_OK;
+}
+
+glm52_status safetensors_writer_companion(struct safetensors_writer *w, const char *name, const char *contents)
+{
+    TRY(check_open(w));
+    w->companion = host_strdup(w->host, name);
+    w->contents = host_strdup(w->host, contents);
+    return w->companion && w->contents ? GLM52_OK : GLM52_E_NOMEM;
 }
 
 glm52_status safetensors_writer_declare(struct safetensors_writer *w, const char *name, glm52_dtype dtype, int dimensions,
@@ -147,7 +156,9 @@ static glm52_status name_outputs(struct safetensors_writer *w)
 
     for (int i = 0; i < w->outputs; i++) {
         struct safetensors_output *o = &w->output[i];
-        if (w->outputs == 1)
+        if (i == w->shards && w->companion)
+            o->final = safetensors_path(h, "%s/%s", w->directory, w->companion);
+        else if (w->shards == 1)
             o->final = safetensors_path(h, "%s/%s.safetensors", w->directory, w->stem);
         else if (i < w->shards)
             o->final = safetensors_path(h, "%s/%s-%05d-of-%05d.safetensors", w->directory, w->stem, i + 1, w->shards);
@@ -169,9 +180,9 @@ static glm52_status plan(struct safetensors_writer *w)
     w->shard = host_calloc(w->host, (size_t)w->shards * sizeof *w->shard, MEMORY_HOST);
     if (!w->shard) return GLM52_E_NOMEM;
     cut(w, w->shard);
-    w->output = host_calloc(w->host, (size_t)(w->shards + 1) * sizeof *w->output, MEMORY_HOST);
+    w->output = host_calloc(w->host, (size_t)(w->shards + 2) * sizeof *w->output, MEMORY_HOST);
     if (!w->output) return GLM52_E_NOMEM;
-    w->outputs = w->shards == 1 ? 1 : w->shards + 1;
+    w->outputs = w->shards + (w->companion != NULL) + (w->shards > 1);
     w->planned = 1;
     TRY(name_outputs(w));
     return file_make_directories(w->host, w->directory);
@@ -214,7 +225,7 @@ static glm52_status header_object(const struct safetensors_writer *w, const stru
 static glm52_status header_text(const struct safetensors_writer *w, const struct shard *shard, struct text *out)
 {
     char length[8] = {0};
-    json_t *header;
+    json_t *header = NULL;
 
     TRY(header_object(w, shard, &header));
     text_add_bytes(out, length, 8);
@@ -346,9 +357,15 @@ glm52_status safetensors_writer_write(struct safetensors_writer *w, const void *
     return w->failed = write_data(w, data, bytes);
 }
 
+static glm52_status write_whole(struct safetensors_writer *w, struct safetensors_output *o, const char *text, size_t bytes)
+{
+    TRY(open_output(w, o));
+    TRY(write_bytes(w, o, text, bytes, 0));
+    return close_output(w, o);
+}
+
 static glm52_status write_index(struct safetensors_writer *w)
 {
-    struct safetensors_output *o = &w->output[w->shards];
     json_t *map = json_object(), *index;
     uint64_t total = 0;
     int failed = 0;
@@ -368,9 +385,7 @@ static glm52_status write_index(struct safetensors_writer *w)
     text_init(&text, w->host);
     status = dump(index, JSON_INDENT(2) | JSON_SORT_KEYS, &text);
     json_decref(index);
-    if (!status) status = open_output(w, o);
-    if (!status) status = write_bytes(w, o, text.at, text.length, 0);
-    if (!status) status = close_output(w, o);
+    if (!status) status = write_whole(w, &w->output[w->outputs - 1], text.at, text.length);
     text_free(&text);
     return status;
 }
@@ -385,8 +400,9 @@ static glm52_status finish(struct safetensors_writer *w)
              t->bytes);
         return fail_detail("tensor", "%s", t->name);
     }
-    if (w->outputs > 1) TRY(write_index(w));
-    return safetensors_replace(w->host, w->directory, w->stem, w->output, w->outputs);
+    if (w->companion) TRY(write_whole(w, &w->output[w->shards], w->contents, strlen(w->contents)));
+    if (w->shards > 1) TRY(write_index(w));
+    return safetensors_replace(w->host, w->directory, w->stem, w->output, w->shards, w->outputs);
 }
 
 glm52_status safetensors_writer_finish(struct safetensors_writer **w)
@@ -412,11 +428,13 @@ void safetensors_writer_abort(struct safetensors_writer **writer)
         host_strfree(h, o->final);
         host_strfree(h, o->aside);
     }
-    if (w->output) host_free(h, w->output, (size_t)(w->shards + 1) * sizeof *w->output, MEMORY_HOST);
+    if (w->output) host_free(h, w->output, (size_t)(w->shards + 2) * sizeof *w->output, MEMORY_HOST);
     if (w->shard) host_free(h, w->shard, (size_t)w->shards * sizeof *w->shard, MEMORY_HOST);
     for (size_t i = 0; i < w->tensors; i++) host_strfree(h, w->tensor[i].name);
     host_free(h, w->tensor, w->capacity * sizeof *w->tensor, MEMORY_HOST);
     json_decref(w->metadata);
+    host_strfree(h, w->companion);
+    host_strfree(h, w->contents);
     host_strfree(h, w->directory);
     host_strfree(h, w->stem);
     host_free(h, w, sizeof *w, MEMORY_HOST);

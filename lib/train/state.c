@@ -1,8 +1,8 @@
 /* A resumable state on disk:
  *     DIRECTORY/latest                    name of the newest complete state
  *     DIRECTORY/step-000123/              config.json, model.safetensors, optimizer.safetensors, state.json
- * A state is written under its own name, then `latest` is replaced, then the one before is removed: whatever fails or
- * is killed, `latest` names a complete state. Everything is stored under parameter names in fp32, in table order. */
+ * A state is written under a name of its own (step-000123-2 where `latest` names step-000123), then `latest` is replaced,
+ * then the one before is removed: whatever fails or is killed, `latest` names a complete state. Everything is stored under parameter names in fp32, in table order. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +15,8 @@
 #include "train/step.h"
 
 enum { PIECE = 1 << 16, PATH = 4096, FORMAT = 1 };
+
+#define SECOND "-2" /* ends the name of a state of the same step as the one it replaces */
 
 static glm52_status join(char path[PATH], const char *directory, const char *name)
 {
@@ -213,9 +215,26 @@ static glm52_status read_latest(struct host *host, const char *directory, char n
     snprintf(name, 64, "%s", text);
     name[strcspn(name, "\n")] = 0;
     host_free(host, text, bytes + 1, MEMORY_HOST);
-    if (text_starts_with(name, "step-") && strspn(name + 5, "0123456789") == strlen(name + 5)) return GLM52_OK;
+    size_t digits = text_starts_with(name, "step-") ? strspn(name + 5, "0123456789") : 0;
+    if (digits && (!name[5 + digits] || !strcmp(name + 5 + digits, SECOND))) return GLM52_OK;
     fail(GLM52_E_CORRUPT, "%s names no state: \"%s\"", path, name);
     return fail_detail("path", "%s", path);
+}
+
+static glm52_status sync_directory(struct host *host, const char *directory)
+{
+    int64_t error = host->files.sync_directory(host->files.user, directory);
+
+    return error < 0 ? file_fail(error, "sync", directory) : GLM52_OK;
+}
+
+static glm52_status write_state(struct step *s, const char *state)
+{
+    TRY(file_make_directories(s->model->host, state));
+    TRY(hub_save(s->model, state, 0, 0));
+    TRY(save_optimizer(s->optimizer, state));
+    TRY(save_counters(s, state));
+    return sync_directory(s->model->host, state);
 }
 
 glm52_status step_save(struct step *s, const char *directory)
@@ -224,20 +243,19 @@ glm52_status step_save(struct step *s, const char *directory)
     char name[64], before[64] = "", state[PATH], path[PATH];
 
     if (!s->optimizer) return fail(GLM52_E_STATE, "this step was created without an optimizer: there is no state to save");
+    if (read_latest(host, directory, before)) before[0] = 0; /* none, or a damaged one: nothing to remove */
     snprintf(name, sizeof name, "step-%06lld", (long long)s->optimizer->step);
+    if (!strcmp(before, name)) snprintf(name, sizeof name, "step-%06lld" SECOND, (long long)s->optimizer->step);
     TRY(join(state, directory, name));
     TRY(join(path, directory, "latest"));
-    if (read_latest(host, directory, before)) before[0] = 0; /* none, or a damaged one: nothing to remove */
-    TRY(file_make_directories(host, state));
-    glm52_status status = hub_save(s->model, state, 0, 0);
-    if (!status) status = save_optimizer(s->optimizer, state);
-    if (!status) status = save_counters(s, state);
+    glm52_status status = write_state(s, state);
     if (!status) status = file_write_all(host, path, name, strlen(name));
     if (status) {
-        if (strcmp(before, name)) remove_state(host, state);
+        remove_state(host, state);
         return status;
     }
-    if (before[0] && strcmp(before, name) && !join(state, directory, before)) remove_state(host, state);
+    TRY(sync_directory(host, directory)); /* both states are whole */
+    if (before[0] && !join(state, directory, before)) remove_state(host, state);
     return GLM52_OK;
 }
 
