@@ -348,7 +348,8 @@ glm52_status step_run(struct step *s, const struct pack *const *packs, uint32_t 
                  (long long)s->optimizer->step, s->metric[METRIC_LOSS], (double)norm);
     }
     s->packs += count;
-    return finish(s, tokens, now() - begin, lr);
+    if (finish(s, tokens, now() - begin, lr)) return fail_detail("state", "updated");
+    return GLM52_OK;
 }
 
 glm52_status step_evaluate(struct step *s, const struct pack *const *packs, uint32_t count, double *loss)
