@@ -11,13 +11,15 @@ struct chunk {
     int64_t rows, trunk_rows; /* of drafts per depth; of the trunk, beginning one after the drafts */
     float *trunk, *draft;     /* [trunk_rows,vocabulary], [depths,rows,vocabulary] */
     float *below;             /* [depths,rows]: q's mass where it does not exceed p */
+    void *state;              /* [depths,rows,width]: the drafts' states side by side, then their gradients */
     size_t bytes;
 };
 
 static struct chunk chunk_of(const struct head_tv *h, void *workspace)
 {
     struct head plain = {h->rows, h->width, h->vocabulary, h->type};
-    int64_t rows = (head_chunk_rows(&plain) - (h->depths - 1)) / (h->depths + 1);
+    int64_t logits = h->vocabulary * (int64_t)sizeof(float), state = h->width * (int64_t)dtype_size(h->type);
+    int64_t rows = (head_chunk_rows(&plain) - (h->depths - 1)) * logits / ((h->depths + 1) * logits + h->depths * state);
     struct chunk c = {.rows = least(rows > 1 ? rows : 1, h->rows)};
 
     if (h->rows == 0) return c;
@@ -25,6 +27,7 @@ static struct chunk chunk_of(const struct head_tv *h, void *workspace)
     c.trunk = carve_floats(workspace, &c.bytes, c.trunk_rows * h->vocabulary);
     c.draft = carve_floats(workspace, &c.bytes, h->depths * c.rows * h->vocabulary);
     c.below = carve_floats(workspace, &c.bytes, h->depths * c.rows);
+    c.state = carve(workspace, &c.bytes, (size_t)(h->depths * c.rows * state));
     return c;
 }
 
@@ -133,6 +136,23 @@ static void chunk_losses(struct stream *s, const struct head_tv *h, const struct
     }
 }
 
+/* Rows first .. first + rows of every depth side by side: one product then reads the weights for all of them. */
+static void copy_states(const struct head_tv *h, int64_t first, int64_t rows, const void *draft, void *state)
+{
+    int64_t row = h->width * (int64_t)dtype_size(h->type);
+
+    for (int32_t d = 0; d < h->depths; d++)
+        memcpy((char *)state + d * rows * row, (const char *)draft + (d * h->rows + first) * row, (size_t)(rows * row));
+}
+
+static void return_states(const struct head_tv *h, int64_t first, int64_t rows, const void *state, void *dx)
+{
+    int64_t row = h->width * (int64_t)dtype_size(h->type);
+
+    for (int32_t d = 0; d < h->depths; d++)
+        memcpy((char *)dx + (d * h->rows + first) * row, (const char *)state + d * rows * row, (size_t)(rows * row));
+}
+
 void cpu_head_tv(struct stream *s, const struct head_tv *h, const void *target, const void *draft, const void *w,
                  const float *weight, float *alpha, float *loss, void *dx, void *workspace)
 {
@@ -142,24 +162,24 @@ void cpu_head_tv(struct stream *s, const struct head_tv *h, const void *target, 
 
     for (int64_t first = 0; first < h->rows; first += c.rows) {
         int64_t rows = least(c.rows, h->rows - first), trunk_rows = least(rows + h->depths - 1, h->rows - 1 - first);
-        struct gemm trunk = {.m = trunk_rows, .n = vocabulary, .k = width, .lda = width, .ldb = width, .ldc = vocabulary,
-                             .batch = 1, .transpose_b = 1, .a_type = h->type, .b_type = h->type,
+        struct gemm trunk = {.m = trunk_rows, .n = vocabulary, .k = width, .lda = width, .ldb = width,
+                             .ldc = vocabulary, .batch = 1, .transpose_b = 1, .a_type = h->type, .b_type = h->type,
                              .c_type = GLM52_DTYPE_F32};
-        struct gemm drafts = trunk, to_x = {.m = rows, .n = width, .k = vocabulary, .lda = vocabulary, .ldb = width,
-                                            .ldc = width, .batch = h->depths, .stride_a = rows * vocabulary,
-                                            .stride_c = h->rows * width, .a_type = GLM52_DTYPE_F32, .b_type = h->type,
-                                            .c_type = h->type};
+        struct gemm drafts = trunk;
+        struct gemm to_x = {.m = h->depths * rows, .n = width, .k = vocabulary, .lda = vocabulary, .ldb = width,
+                            .ldc = width, .batch = 1, .a_type = GLM52_DTYPE_F32, .b_type = h->type, .c_type = h->type};
 
-        drafts.m = rows;
-        drafts.batch = h->depths;
-        drafts.stride_a = h->rows * width;
-        drafts.stride_c = rows * vocabulary;
+        drafts.m = h->depths * rows;
+        copy_states(h, first, rows, draft, c.state);
         gemm_run(s, &trunk, (const char *)target + (first + 1) * width * size, w, c.trunk);
-        gemm_run(s, &drafts, (const char *)draft + first * width * size, w, c.draft);
+        gemm_run(s, &drafts, c.state, w, c.draft);
 #pragma omp parallel for schedule(static) num_threads(cpu_team(s, (double)trunk_rows * (double)vocabulary * 8))
         for (int64_t row = 0; row < trunk_rows; row++) softmax(c.trunk + row * vocabulary, vocabulary);
         chunk_losses(s, h, &c, first, rows, weight, alpha, loss, dx != NULL);
-        if (dx) gemm_run(s, &to_x, c.draft, w, (char *)dx + first * width * size);
+        if (dx) {
+            gemm_run(s, &to_x, c.draft, w, c.state);
+            return_states(h, first, rows, c.state, dx);
+        }
     }
     count_end(call);
 }
