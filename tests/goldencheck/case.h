@@ -24,7 +24,7 @@ struct array {
     int64_t *integer;
 };
 
-/* 1, or 0 with the failure reported. The sidecar is handed over. */
+/* 1, or 0 with the failure reported. The sidecar is handed over. One that lists no tensors needs no file of them. */
 int case_open(struct golden_case *c, const char *path, json_t *sidecar);
 void case_close(struct golden_case *c);
 
@@ -62,6 +62,7 @@ void run_adamw_clip_lr(struct golden_case *c);
 void run_muon(struct golden_case *c);
 void run_muon_split(struct golden_case *c);
 void run_router_aux(struct golden_case *c);
+void run_flops(struct golden_case *c);
 void run_hf_forward(struct golden_case *c);
 void run_ref_model(struct golden_case *c);
 void run_hf_bf16(struct golden_case *c);

@@ -26,6 +26,7 @@ static const struct kind {
     {"muon", run_muon},
     {"muon_split", run_muon_split},
     {"router_aux", run_router_aux},
+    {"flops", run_flops},
 };
 
 static int passed, failed, skipped;
