@@ -332,13 +332,15 @@ struct counted count_swiglu_backward(struct stream *s, const struct swiglu *g, i
 
 /* ---- loss ---- */
 
-struct counted count_head_loss(struct stream *s, const struct head *h, int with_gradient)
+/* gradients: none, of the rows, or of rows and weights. */
+struct counted count_head_loss(struct stream *s, const struct head *h, int gradients)
 {
     double rows = (double)h->rows, width = (double)h->width, vocabulary = (double)h->vocabulary;
     double bytes = size(h->type) * width * (rows + vocabulary) + 2 * WORD * rows;
 
-    if (with_gradient) bytes += size(h->type) * rows * width + WORD * (rows + 2 * vocabulary * width);
-    return count(s, "head_loss", 2 * rows * width * vocabulary * (with_gradient ? 3 : 1), bytes);
+    if (gradients) bytes += size(h->type) * rows * width + WORD * rows;
+    if (gradients > 1) bytes += 2 * WORD * vocabulary * width;
+    return count(s, "head_loss", 2 * rows * width * vocabulary * (1 + gradients), bytes);
 }
 
 struct counted count_head_hit(struct stream *s, const struct head *h)

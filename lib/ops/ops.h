@@ -324,7 +324,7 @@ struct ops {
     /* ---- loss ---- */
     /* Fused head and cross-entropy in chunks of rows: loss[t] = logsumexp(x[t] W^T) - (x[t] W^T)[label[t]], 0 where
      * label[t] < 0. If dx is not NULL: gradient of sum_t weight[t] * loss[t]; dx overwritten, dw [vocabulary,width]
-     * fp32 added to. weight counts as 0 where label < 0. */
+     * fp32 added to (NULL: not wanted). weight counts as 0 where label < 0. */
     size_t (*head_loss_bytes)(struct stream *s, const struct head *h);
     void (*head_loss)(struct stream *s, const struct head *h, const void *x, const void *w, const int32_t *label,
                       const float *weight, float *loss, void *dx, float *dw, void *workspace);

@@ -319,6 +319,40 @@ START_TEST(the_order_of_experts_and_heads_does_not_matter)
 }
 END_TEST
 
+/* The MTP layer follows the four others. */
+static int is_of_trunk(const char *name)
+{
+    return strncmp(name, "model.layers.4.", 15) != 0;
+}
+
+START_TEST(detached_mtp_heads_leave_the_trunk_alone)
+{
+    struct small s, mtp;
+    uint32_t parameters;
+    int compared = 0;
+
+    small_open(&s, NULL, "model.num_nextn_predict_layers=1");
+    small_open(&mtp, NULL, "model.num_nextn_predict_layers=1 mtp.depths=2 mtp.detach_heads=true");
+    glm52_batch *batch = small_batch(&s, 2, (struct document[]){a, c});
+    glm52_batch *same = small_batch(&mtp, 2, (struct document[]){a, c});
+    double loss = small_gradients(&s, &batch, 1);
+    ck_assert_double_gt(small_gradients(&mtp, &same, 1), loss);
+    OK(glm52_model_parameter_count(s.model, &parameters, NULL));
+    for (uint32_t i = 0; i < parameters; i++) {
+        glm52_parameter_info p = {.struct_size = sizeof p};
+        OK(glm52_model_parameter(s.model, i, &p));
+        if (!p.gradient.data || !is_of_trunk(p.name)) continue;
+        ck_assert_msg(!memcmp(p.gradient.data, small_parameter(&mtp, p.name).gradient.data, p.gradient.bytes), "%s", p.name);
+        compared++;
+    }
+    ck_assert_int_gt(compared, 20);
+    glm52_batch_unref(&batch);
+    glm52_batch_unref(&same);
+    small_close(&s);
+    small_close(&mtp);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("model");
@@ -335,6 +369,7 @@ int main(void)
     tcase_add_test(cases, the_gradient_of_one_document_ignores_another);
     tcase_add_test(cases, a_token_changes_nothing_before_it);
     tcase_add_test(cases, the_order_of_experts_and_heads_does_not_matter);
+    tcase_add_test(cases, detached_mtp_heads_leave_the_trunk_alone);
     suite_add_tcase(suite, cases);
     return run_tap(suite);
 }

@@ -56,7 +56,7 @@ static void run(const struct head_case *c, struct array *loss, struct array *dx,
     struct array *workspace = array_workspace(ops->head_loss_bytes(device, &c->shape));
 
     ops->head_loss(device, &c->shape, c->x->at, c->w->at, c->label->at, dx ? c->weight->at : NULL, loss->at,
-                   dx ? dx->at : NULL, dx ? dw->at : NULL, workspace->at);
+                   dx ? dx->at : NULL, dw ? dw->at : NULL, workspace->at);
     array_fetch(workspace);
 }
 
@@ -77,6 +77,9 @@ static void check_head(int64_t rows, int64_t width, int64_t vocabulary, glm52_dt
     check_close(loss, want, tolerance(F32, 4 * width));
     check_close(dx, want_dx, tolerance(type, vocabulary));
     check_close(dw, want_dw, tolerance(type, rows));
+    array_poison(dx);
+    run(&c, loss, dx, NULL);
+    check_close(dx, want_dx, tolerance(type, vocabulary));
 }
 
 CASE(head_loss, "odd shapes, absent labels, one row, none, one token")

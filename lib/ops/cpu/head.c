@@ -51,7 +51,7 @@ static struct gemm to_logits(const struct head *h, int64_t rows)
 void cpu_head_loss(struct stream *s, const struct head *h, const void *x, const void *w, const int32_t *label,
                    const float *weight, float *loss, void *dx, float *dw, void *workspace)
 {
-    struct counted call = count_head_loss(s, h, dx != NULL);
+    struct counted call = count_head_loss(s, h, (dx != NULL) + (dw != NULL));
     int64_t step = head_chunk_rows(h), size = (int64_t)dtype_size(h->type), width = h->width, vocabulary = h->vocabulary;
     float *logits = workspace;
 
@@ -72,7 +72,7 @@ void cpu_head_loss(struct stream *s, const struct head *h, const void *x, const 
                                          dx ? &weight[first + row] : NULL);
         if (dx) {
             gemm_run(s, &to_x, logits, w, (char *)dx + first * width * size);
-            gemm_run(s, &to_w, logits, x_rows, dw);
+            if (dw) gemm_run(s, &to_w, logits, x_rows, dw);
         }
     }
     count_end(call);

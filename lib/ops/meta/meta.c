@@ -290,7 +290,7 @@ static void meta_swiglu_backward(struct stream *s, const struct swiglu *g, const
 static void meta_head_loss(struct stream *s, const struct head *h, const void *x, const void *w, const int32_t *label,
                            const float *weight, float *loss, void *dx, float *dw, void *workspace)
 {
-    count_head_loss(s, h, dx != NULL);
+    count_head_loss(s, h, (dx != NULL) + (dw != NULL));
 }
 
 static void meta_head_hit(struct stream *s, const struct head *h, const void *x, const void *w, const int32_t *label,
