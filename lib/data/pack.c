@@ -148,11 +148,11 @@ glm52_status pack_validate(const struct pack *p, int64_t vocabulary)
     return GLM52_OK;
 }
 
-void pack_pairs(const struct pack *p, int64_t k, double *causal, double *selected)
+void pack_pairs(const struct pack *p, int64_t k, int64_t blind, double *causal, double *selected)
 {
     *causal = *selected = 0;
     for (int64_t document = 0; document < p->documents; document++) {
-        double length = p->cu_seqlens[document + 1] - p->cu_seqlens[document];
+        double length = fmax(0, (double)(p->cu_seqlens[document + 1] - p->cu_seqlens[document] - blind));
         double dense = fmin(length, (double)k); /* queries that see no more than k keys */
 
         *causal += length * (length + 1) / 2;

@@ -164,7 +164,7 @@ void input_upload(struct model *m, const struct input_plan *layout, unsigned cha
                                 .end = view.end, .label = view.label, .weight = view.weight, .kl_weight = view.kl_weight,
                                 .counted = v || pack->counted ? view.counted : NULL, .rope = table, .rope_query = query,
                                 .sequence = integers + views * INTEGERS * rows, .sequences = sequences};
-        pack_pairs(pack, c->model.index_topk, &out[v].pairs, &out[v].selected_pairs);
+        pack_pairs(pack, c->model.index_topk, v, &out[v].pairs, &out[v].selected_pairs); /* rows without an input token */
         if (!v || offset) ops->rope_table(m->stream, rows, layout->half, view.position, frequency, query);
     }
 }

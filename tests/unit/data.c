@@ -164,10 +164,12 @@ START_TEST(pairs_are_counted_as_by_hand)
 
     pack_init(&p, &host);
     fill_pack(&p);
-    pack_pairs(&p, 2, &causal, &selected);
+    pack_pairs(&p, 2, 0, &causal, &selected);
     ck_assert(causal == 1 + 6 + 15 && selected == 1 + 5 + 9);
-    pack_pairs(&p, 100, &causal, &selected);
+    pack_pairs(&p, 100, 0, &causal, &selected);
     ck_assert(selected == causal);
+    pack_pairs(&p, 2, 2, &causal, &selected); /* documents of 1, 3 and 5 rows, of which 0, 1 and 3 see */
+    ck_assert(causal == 1 + 6 && selected == 1 + 5);
     pack_free(&p);
 }
 END_TEST
