@@ -175,6 +175,21 @@ START_TEST(flops_and_bytes_are_those_of_the_operands)
 }
 END_TEST
 
+START_TEST(iterations_of_muon_and_drafts_are_counted_by_shape)
+{
+    struct muon tall = {.batch = 3, .rows = 7, .columns = 5, .steps = 2, .type = GLM52_DTYPE_F32};
+    struct head_tv tv = {.rows = ROWS, .width = WIDTH, .vocabulary = TOKENS, .depths = 2, .type = GLM52_DTYPE_F32};
+
+    meta.ops->muon(&meta, &tall, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
+    ck_assert_double_eq(tally_flops(&meta_tally), 2 * 3 * (4.0 * 5 * 5 * 7 + 2 * 5 * 5 * 5));
+    ck_assert_double_eq(meta_tally.row[0].bytes, 3 * 7 * 5 * 4 * 5.0);
+    meta.ops->head_tv(&meta, &tv, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
+    ck_assert_double_eq(meta_tally.row[1].flops, 3 * 2.0 * ROWS * WIDTH * TOKENS);
+    meta.ops->head_tv(&meta, &tv, NULL, NULL, NULL, NULL, NULL, NULL, &tv, NULL);
+    ck_assert_double_eq(meta_tally.row[1].flops, (3 + 5) * 2.0 * ROWS * WIDTH * TOKENS);
+}
+END_TEST
+
 START_TEST(workspaces_are_those_of_the_cpu)
 {
     struct head head = {1000, 64, 8192, GLM52_DTYPE_F32};
@@ -230,6 +245,7 @@ int main(void)
     tcase_add_test(tally, both_devices_count_alike);
     tcase_add_test(tally, attention_and_indexer_loss_count_alike);
     tcase_add_test(tally, flops_and_bytes_are_those_of_the_operands);
+    tcase_add_test(tally, iterations_of_muon_and_drafts_are_counted_by_shape);
     tcase_add_test(tally, a_full_tally_collects_the_rest_in_its_last_row);
     suite_add_tcase(suite, device);
     suite_add_tcase(suite, tally);
