@@ -31,6 +31,7 @@ enum muon_together { MUON_SEPARATE, MUON_JOINT };
 enum muon_split { MUON_SPLIT_PER_HEAD, MUON_SPLIT_NONE };
 enum optimizer_policy { POLICY_ADAMW, POLICY_GLM5 };
 enum not_finite { NOT_FINITE_STOP, NOT_FINITE_SKIP };
+enum precision { PRECISION_F32, PRECISION_BF16 };
 enum recompute { RECOMPUTE_NONE, RECOMPUTE_LAYERS };
 enum wsd_style { WSD_LINEAR, WSD_COSINE, WSD_EXPONENTIAL, WSD_MINUS_SQRT };
 
@@ -83,6 +84,10 @@ struct train_config {
     double spike;        /* loss above this many times its running mean counts as a spike; 0: off */
 };
 
+struct precision_config {
+    int params;          /* enum precision */
+};
+
 struct indexer_loss_config {
     int kind, mean;
     double coeff;
@@ -109,6 +114,7 @@ struct config {
     struct data_config data;
     struct optim_config optim;
     struct train_config train;
+    struct precision_config precision;
     struct indexer_loss_config indexer_loss;
     struct mtp_config mtp;
     struct moe_config moe;

@@ -124,6 +124,8 @@ const struct option options[] = {
     CHOICE(train.not_finite, "stop|skip", "stop", "what a loss or gradient that is not finite does"),
     NUMBER(train.spike, 0, 1e30, "0", "a loss above this many times its running mean is skipped; 0: off"),
 
+    CHOICE(precision.params, "f32|bf16", "f32", "parameters and activations; bf16 keeps fp32 masters and gradients"),
+
     CHOICE(indexer_loss.kind, "none|sparse|dense", "none", "keys over which the indexer learns the attention; none: frozen"),
     NUMBER(indexer_loss.coeff, 0, 1e30, "1e-3", "weight of the indexer loss of each layer"),
     CHOICE(indexer_loss.mean, "rows|tokens", "rows", "per row, or per token with a label"),

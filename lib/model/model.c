@@ -15,8 +15,8 @@ glm52_status model_open(struct stream *stream, const struct config *config, stru
     memset(m, 0, sizeof *m);
     m->host = stream->host;
     m->stream = stream;
-    m->type = GLM52_DTYPE_F32;
     TRY(config_copy(&m->config, config));
+    m->type = config->precision.params == PRECISION_BF16 ? GLM52_DTYPE_BF16 : GLM52_DTYPE_F32;
     glm52_status status = config_validate(&m->config);
     if (!status) status = parameters_declare(m->host, &m->config.model, m->type, &m->parameters);
     if (!status) parameters_select(&m->parameters, &m->config);

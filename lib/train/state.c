@@ -106,8 +106,8 @@ static glm52_status read_tensor(struct optimizer *o, const struct parameter *p, 
     const struct safetensor *t = safetensors_find(mover->file, name);
     struct stream *s = o->model->stream;
 
-    if (!t) {
-        s->ops->zero(s, values, p->count * sizeof *values);
+    if (!t) { /* begins anew: moments at zero, the master as the parameter is */
+        if (!text_starts_with(name, array_name[MASTER])) s->ops->zero(s, values, p->count * sizeof *values);
         return GLM52_OK;
     }
     mover->found[p->part] = 1;
@@ -322,7 +322,10 @@ glm52_status step_resume(struct step *s, const char *directory)
     if (!status) {
         status = hub_read_values(s->model, &values);
         safetensors_close(&values);
-        if (!status) status = each_tensor(s->optimizer, read_tensor, &mover);
+        if (!status) {
+            optimizer_resync(s->optimizer);
+            status = each_tensor(s->optimizer, read_tensor, &mover);
+        }
         if (!status) status = s->model->stream->ops->synchronize(s->model->stream);
         if (status) fail_detail("state", "lost"); /* reading had begun */
     }

@@ -1,7 +1,7 @@
 /* Cases of the whole model, through the public API: forward outputs by name, and the gradient of every parameter.
  *   hf_forward  input_ids [n, length] as n documents of a row; also with every directory of same_values
  *   ref_model   a packed row with cu_seqlens; and the sequences A.input_ids as documents
- *   hf_bf16     its float64 part */
+ *   hf_bf16     in f32 against its float64 part; in bf16 the distance from that, against Hugging Face's own */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,6 +20,7 @@ struct model_run {
     glm52_batch *batch;
     int64_t rows;
     int64_t length;         /* of each document, where input_ids was [n, length]; else 0 */
+    const char *precision;  /* NULL: f32 */
     struct array tokens;
 };
 
@@ -79,6 +80,7 @@ static glm52_status open_model(struct model_run *r, const char *directory)
     if (!status) status = glm52_config_create(r->context, &config);
     if (!status) status = set_epsilons(r->c, config);
     if (!status) status = set_rows(r->c, config);
+    if (!status && r->precision) status = glm52_config_set(config, "precision.params", r->precision);
     if (!status) status = glm52_model_load(r->context, config, path, &r->model);
     glm52_config_unref(&config);
     return status;
@@ -356,11 +358,104 @@ void run_ref_model(struct golden_case *c)
 }
 
 /* The bf16 part is a yardstick for implementations that compute in bf16. */
+/* ---- bf16: how far from exact ---- */
+
+struct distance {
+    double largest, squares, norm;
+    int64_t count;
+};
+
+/* Of a tensor of the case from what the library has. */
+static struct distance distance_of(struct golden_case *c, const char *tensor, const glm52_view *view)
+{
+    struct array exact = {0}, got = view_array(view);
+    struct distance d = {0};
+
+    if (!case_array(c, tensor, &exact) || exact.count != got.count) {
+        case_fail(c, "%s: %lld values, the library has %lld", tensor, (long long)exact.count, (long long)got.count);
+    } else {
+        for (int64_t i = 0; i < got.count; i++) {
+            double apart = fabs(got.value[i] - exact.value[i]);
+            d.largest = apart <= d.largest ? d.largest : apart; /* a NaN is far */
+            d.squares += apart * apart;
+            d.norm += exact.value[i] * exact.value[i];
+        }
+        d.count = got.count;
+    }
+    array_free(&exact);
+    array_free(&got);
+    return d;
+}
+
+/* Twice what Hugging Face's bf16 deviates by. */
+static void check_band(struct golden_case *c, const char *what, double found)
+{
+    double band = json_number_value(json_object_get(json_object_get(c->sidecar, "bf16_deviation"), what));
+
+    printf("  bf16 %-67s error %-10.3g tolerance %-10.3g %s\n", what, found, 2 * band, found <= 2 * band ? "ok" : "FAILED");
+    if (!(found <= 2 * band)) case_fail(c, "bf16 %s deviates by %g, twice %g is allowed", what, found, band);
+}
+
+static void check_bf16_outputs(struct model_run *r)
+{
+    glm52_view logits = {.struct_size = sizeof logits}, loss = logits;
+
+    if (glm52_model_forward(r->model, r->batch, "logits loss") || glm52_batch_get(r->batch, "logits", &logits) ||
+        glm52_batch_get(r->batch, "loss", &loss)) {
+        case_fail_last(r->c, "bf16 forward");
+        return;
+    }
+    struct distance d = distance_of(r->c, "f64.logits", &logits);
+    check_band(r->c, "logits (max)", d.largest);
+    check_band(r->c, "logits (rms)", sqrt(d.squares / (double)d.count));
+    check_band(r->c, "loss", distance_of(r->c, "f64.loss", &loss).largest);
+}
+
+static void check_bf16_gradients(struct model_run *r)
+{
+    glm52_optimizer *optimizer = NULL;
+    glm52_step *step = NULL;
+    uint32_t tensors = 0;
+    uint64_t elements;
+    char tensor[300];
+    double worst = 0;
+
+    if (compute_gradients(r, &optimizer, &step)) case_fail_last(r->c, "bf16 gradients");
+    glm52_model_parameter_count(r->model, &tensors, &elements);
+    for (uint32_t i = 0; step && i < tensors; i++) {
+        glm52_parameter_info info = {.struct_size = sizeof info};
+        if (glm52_model_parameter(r->model, i, &info)) continue;
+        snprintf(tensor, sizeof tensor, "f64.grad.%s", info.name);
+        if (!case_has(r->c, tensor) || !info.gradient.data) continue;
+        struct distance d = distance_of(r->c, tensor, &info.gradient);
+        double relative = sqrt(d.squares / d.norm);
+        worst = relative <= worst ? worst : relative;
+    }
+    check_band(r->c, "gradient (worst relative norm of the difference)", worst);
+    glm52_step_unref(&step);
+    glm52_optimizer_unref(&optimizer);
+}
+
+static void run_bf16(struct golden_case *c)
+{
+    struct model_run r = {.c = c, .label = "bf16 ", .precision = "bf16"};
+    const char *directory = weights(c);
+
+    if (!directory || open_model(&r, directory) || feed(&r, "")) {
+        case_fail_last(c, "bf16");
+    } else {
+        check_bf16_outputs(&r);
+        check_bf16_gradients(&r);
+    }
+    close_run(&r);
+}
+
 void run_hf_bf16(struct golden_case *c)
 {
     static const char *const prefixes[] = {"", "f64.", NULL};
 
     run_directory(c, weights(c), "", prefixes);
+    run_bf16(c);
     for (size_t i = 0; i < c->file.tensors; i++)
         if (text_starts_with(c->file.tensor[i].name, "bf16.")) case_leave_out(c, c->file.tensor[i].name);
     case_check_used(c, 0);

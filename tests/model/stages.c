@@ -39,20 +39,23 @@ static void next_stage(struct small *s, const char *settings)
     glm52_config_unref(&config);
 }
 
-static void check_boundary(int from)
+static void check_boundary(int from, const char *more)
 {
+    char before[1024], after[1024];
     const char *directory = scratch_make();
     double stayed[STEPS], left[STEPS];
     struct small s, again;
 
-    small_open(&s, NULL, stage[from]);
+    snprintf(before, sizeof before, "%s %s", stage[from], more);
+    snprintf(after, sizeof after, "%s %s", stage[from + 1], more);
+    small_open(&s, NULL, before);
     train(&s, stayed);
     OK(glm52_step_save(s.step, directory));
-    next_stage(&s, stage[from + 1]);
+    next_stage(&s, after);
     train(&s, stayed);
     struct snapshot here = small_snapshot(&s, VALUES);
 
-    small_open(&again, NULL, stage[from + 1]);
+    small_open(&again, NULL, after);
     OK(glm52_step_resume(again.step, directory, NULL));
     train(&again, left);
     struct snapshot there = small_snapshot(&again, VALUES);
@@ -71,19 +74,20 @@ static void check_boundary(int from)
 
 START_TEST(from_dense_to_warmup)
 {
-    check_boundary(0);
+    check_boundary(0, "");
 }
 END_TEST
 
 START_TEST(from_warmup_to_sparse)
 {
-    check_boundary(1);
+    check_boundary(1, "");
 }
 END_TEST
 
 START_TEST(from_sparse_to_rl)
 {
-    check_boundary(2);
+    check_boundary(2, "");
+    check_boundary(1, "precision.params=bf16");
 }
 END_TEST
 
@@ -183,7 +187,7 @@ END_TEST
 START_TEST(recomputed_layers_change_no_bit_of_training)
 {
     static const char *const settings[] = {SPARSE, DENSE "indexer_loss.kind=dense ", WARMUP,
-                                           SPARSE "mtp.share=none ", SPARSE "mtp.loss=tv mtp.detach_heads=true "};
+                                           SPARSE "precision.params=bf16 ", SPARSE "mtp.share=none ", SPARSE "mtp.loss=tv mtp.detach_heads=true "};
 
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
         struct small kept, anew;
