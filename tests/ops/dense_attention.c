@@ -6,8 +6,8 @@ struct problem {
     struct array *q, *k, *v, *dout, *start, *end;
 };
 
-/* Documents of the given lengths, ended by 0; causal within each. Rows are the keys step - 1, 2 * step - 1, ..., from the
- * last to the first if `backwards`. Every `empty`-th row sees nothing (0: none). */
+/* Documents of the given lengths, ended by 0; causal within each. Rows are the keys step - 1, 2 * step - 1, ..., from
+ * the last to the first if `backwards`. Every `empty`-th row sees nothing (0: none). */
 struct layout {
     int step, empty, backwards;
     const int *lengths;

@@ -63,7 +63,8 @@ static struct problem selected_problem(struct indexer shape, int masked)
 }
 
 /* Documents of the given lengths, ended by 0; causal within each. Every `empty`-th row sees nothing (0: none). */
-static struct problem dense_problem(struct indexer shape, struct teacher teacher, const int *lengths, int empty, int masked)
+static struct problem dense_problem(struct indexer shape, struct teacher teacher, const int *lengths, int empty,
+                                    int masked)
 {
     struct problem p;
     int64_t t = 0;
@@ -132,9 +133,10 @@ static void teach(const struct problem *p, int64_t t, int64_t n, double *probabi
     for (int64_t h = 0; h < teacher->heads; h++) {
         for (int64_t j = 0; j < n; j++) {
             int64_t of = key_of(p, t, j) * teacher->key_heads + (teacher->key_heads == 1 ? 0 : h);
+            const double *q = p->teacher_q->value + (t * teacher->heads + h) * teacher->width;
 
-            logit[j] = (double)teacher->scale * plain_dot(p->teacher_q->value + (t * teacher->heads + h) * teacher->width,
-                                                          p->teacher_key->value + of * teacher->width, teacher->width);
+            logit[j] = (double)teacher->scale *
+                       plain_dot(q, p->teacher_key->value + of * teacher->width, teacher->width);
         }
         softmax(logit, n);
         for (int64_t j = 0; j < n; j++) probability[j] += logit[j] / teacher->heads;
@@ -168,10 +170,11 @@ static double plain_kl(const struct problem *p, int64_t t, const double *probabi
 static void plain_backward(const struct problem *p, int64_t t, const double *q, const struct wanted *w)
 {
     int64_t heads = p->shape.heads, width = p->shape.width;
+    const double *probability = w->probability + t * p->shape.keys;
 
     for (int64_t j = 0, u; (u = key_of(p, t, j)) >= 0; j++)
         for (int64_t h = 0; h < heads; h++) {
-            double d = student_dot(p, t, h, u), slope = p->row_weight->value[t] * (q[j] - w->probability[t * p->shape.keys + j]);
+            double d = student_dot(p, t, h, u), slope = p->row_weight->value[t] * (q[j] - probability[j]);
 
             w->dweight[t * heads + h] += slope * fmax(0, d);
             slope *= d > 0 ? p->weight->value[t * heads + h] : 0;
@@ -270,7 +273,8 @@ static struct results run(const struct problem *p)
 /* Probabilities carry the rounding of the logits and scores they are made from, which are sums of many products. */
 static void check_results(const struct problem *p, const struct results *r, const struct wanted *w)
 {
-    int64_t terms = 4 * (p->shape.heads * p->shape.width + p->teacher.width) + (is_dense(p) ? p->shape.keys : p->shape.k);
+    int64_t support = is_dense(p) ? p->shape.keys : p->shape.k;
+    int64_t terms = 4 * (p->shape.heads * p->shape.width + p->teacher.width) + support;
 
     check_close(r->kl, w->kl, tolerance(GLM52_DTYPE_F32, terms));
     check_close(r->dq, w->dq, tolerance(p->shape.type, terms));
@@ -400,7 +404,7 @@ static void bench(const struct problem *p)
 
     BENCH_LOOP
         learn(p, &r, workspace->at);
-    bench_rate(2 * p->shape.pairs * (3.0 * p->shape.heads * p->shape.width + (double)p->teacher.heads * p->teacher.width),
+    bench_rate(2 * p->shape.pairs * (3.0 * p->shape.heads * p->shape.width + 1.0 * p->teacher.heads * p->teacher.width),
                0);
 }
 

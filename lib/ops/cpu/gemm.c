@@ -30,6 +30,12 @@ struct operand operand_at(struct operand o, int64_t i, int64_t j)
     return o;
 }
 
+struct operand operand_of_head(glm52_dtype type, const void *array, int64_t heads, int64_t width, int64_t row,
+                               int64_t head)
+{
+    return operand_at((struct operand){array, heads * width, 0, type}, row, head * width);
+}
+
 /* Rows i .. i + rows and columns j .. j + columns of an operand as fp32: where they are, or converted into buffer. */
 static struct operand piece(struct operand o, int64_t i, int64_t j, int64_t rows, int64_t columns, float *buffer)
 {

@@ -1,6 +1,6 @@
-/* What both forms of the indexer's loss share (training.md 1.4): the loss of one row, and how the gradient of the keys is
- * summed. Rows are dealt to at most GROUPS groups by number alone. A group sums in order of its rows, and the groups are
- * added in their order, so the result does not depend on who computes which. */
+/* What both forms of the indexer's loss share (training.md 1.4): the loss of one row, and how the gradient of the keys
+ * is summed. Rows are dealt to at most GROUPS groups by number alone. A group sums in order of its rows, and the groups
+ * are added in their order, so the result does not depend on who computes which. */
 #ifndef GLM52_OPS_CPU_INDEX_KL_H
 #define GLM52_OPS_CPU_INDEX_KL_H
 
@@ -12,8 +12,8 @@
 enum { GROUPS = 16 }; /* enough to share out */
 
 /* The loss of a row over the n >= 1 keys of its support: score are the student's scores, p the teacher's probabilities;
- * slope gets weight * (q - p), which is the gradient of the scores, and may be p. score does not survive. The sum is one
- * of differences that cancel as the student learns, hence double. */
+ * slope gets weight * (q - p), which is the gradient of the scores, and may be p. score does not survive. The sum is
+ * one of differences that cancel as the student learns, hence double. */
 static inline float kl_row(float *score, const float *p, int64_t n, float weight, float *slope)
 {
     float top = largest(score, n), sum = 0, log_sum, e[CHUNK];
@@ -41,7 +41,8 @@ static inline int64_t group_count(int64_t units)
 }
 
 /* dkey [keys, width] = the sum of shares [groups, keys, stride]. For use in a parallel region; ends with a barrier. */
-static inline void add_groups(int64_t groups, int64_t keys, int64_t width, int64_t stride, const float *share, float *dkey)
+static inline void add_groups(int64_t groups, int64_t keys, int64_t width, int64_t stride, const float *share,
+                              float *dkey)
 {
 #pragma omp for schedule(static)
     for (int64_t u = 0; u < keys; u++) {

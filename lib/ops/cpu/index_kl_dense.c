@@ -2,8 +2,9 @@
  * Equations of the gradients: index_kl_selected.c.
  *
  * A thread takes a block of ROWS rows and keeps two strips over the keys that the block sees: the logits of one head of
- * the teacher after the other become probabilities and are added up in p; then the student's scores take the place of the
- * logits, and p turns into the gradient of the scores. With it each head of the student is done once more, tile by tile. */
+ * the teacher after the other become probabilities and are added up in p; then the student's scores take the place of
+ * the logits, and p turns into the gradient of the scores. With it each head of the student is done once more, tile by
+ * tile. */
 #include <omp.h>
 
 #include "ops/count.h"
@@ -71,15 +72,6 @@ size_t cpu_index_kl_dense_bytes(struct stream *s, const struct indexer *i, const
     return share_bytes(i) + (size_t)s->threads * strips_layout(i, NULL, &strips);
 }
 
-/* Rows from `row` on of one head's columns in an array [rows, heads, width] of the given type. */
-static struct operand of_head(glm52_dtype type, const void *array, int64_t heads, int64_t width, int64_t row, int64_t head,
-                              int transposed)
-{
-    int64_t at = (row * heads + head) * width;
-
-    return (struct operand){(const char *)array + at * (int64_t)dtype_size(type), heads * width, transposed, type};
-}
-
 /* The visible part of the tile at `key`. */
 static struct box tile_box(const struct arguments *x, const struct block *b, int64_t key)
 {
@@ -102,20 +94,20 @@ static void teacher_head(const struct arguments *x, const struct block *b, const
 {
     const struct teacher *teacher = x->teacher;
     glm52_dtype type = x->i->type;
-    int64_t keys = x->i->keys, end = b->all.key + b->all.keys, of = (int64_t)h * teacher->key_heads / teacher->heads;
+    int64_t stride = x->i->keys, end = b->all.key + b->all.keys, of = (int64_t)h * teacher->key_heads / teacher->heads;
 
     for (int64_t key = b->all.key; key < end; key += KEYS) {
         struct box tile = tile_box(x, b, key);
 
         if (tile.rows == 0) continue;
         tile_gemm(tile.rows, tile.keys, teacher->width, teacher->scale,
-                  of_head(type, x->teacher_q, teacher->heads, teacher->width, tile.row, h, 0),
-                  of_head(type, x->teacher_key, teacher->key_heads, teacher->width, tile.key, of, 1),
-                  strips->score + (tile.row - b->t) * keys + tile.key - b->all.key, keys, GLM52_DTYPE_F32, 0);
+                  operand_of_head(type, x->teacher_q, teacher->heads, teacher->width, tile.row, h),
+                  transposed(operand_of_head(type, x->teacher_key, teacher->key_heads, teacher->width, tile.key, of)),
+                  strips->score + (tile.row - b->t) * stride + tile.key - b->all.key, stride, GLM52_DTYPE_F32, 0);
     }
     for (int64_t r = 0; r < b->rows; r++) {
         struct columns seen = visible_columns(x->start, x->end, b->t + r, b->all.key, b->all.keys);
-        int64_t at = r * keys + seen.low;
+        int64_t at = r * stride + seen.low;
 
         if (seen.low < seen.high)
             add_softmax(strips->score + at, seen.high - seen.low, teacher->heads, strips->p + at);
@@ -124,25 +116,33 @@ static void teacher_head(const struct arguments *x, const struct block *b, const
 
 /* ---- the student ---- */
 
+static struct operand queries_of(const struct arguments *x, struct box tile, int32_t h)
+{
+    return operand_of_head(x->i->type, x->q, x->i->heads, x->i->width, tile.row, h);
+}
+
+static struct operand keys_of(const struct arguments *x, struct box tile)
+{
+    return operand_of_head(x->i->type, x->key, 1, x->i->width, tile.key, 0);
+}
+
 /* d of one head in a tile. */
 static void tile_dots(const struct arguments *x, const struct strips *strips, struct box tile, int32_t h)
 {
-    const struct indexer *i = x->i;
-
-    tile_gemm(tile.rows, tile.keys, i->width, 1, of_head(i->type, x->q, i->heads, i->width, tile.row, h, 0),
-              of_head(i->type, x->key, 1, i->width, tile.key, 0, 1), strips->dot, KEYS, GLM52_DTYPE_F32, 0);
+    tile_gemm(tile.rows, tile.keys, x->i->width, 1, queries_of(x, tile, h), transposed(keys_of(x, tile)),
+              strips->dot, KEYS, GLM52_DTYPE_F32, 0);
 }
 
 static void tile_scores(const struct arguments *x, const struct block *b, const struct strips *strips, struct box tile)
 {
-    int64_t keys = x->i->keys;
+    int64_t stride = x->i->keys;
 
     for (int32_t h = 0; h < x->i->heads; h++) {
         tile_dots(x, strips, tile, h);
         for (int64_t r = 0; r < tile.rows; r++) {
             float weight = x->weight[(tile.row + r) * x->i->heads + h];
             const float *d = strips->dot + r * KEYS;
-            float *score = strips->score + (tile.row - b->t + r) * keys + tile.key - b->all.key;
+            float *score = strips->score + (tile.row - b->t + r) * stride + tile.key - b->all.key;
 
             if (h == 0) memset(score, 0, (size_t)tile.keys * sizeof *score);
             for (int64_t u = 0; u < tile.keys; u++) score[u] += weight * (d[u] > 0 ? d[u] : 0);
@@ -182,11 +182,11 @@ static float row_coefficients(float *d, const float *slope, struct columns seen,
     return total(share + seen.low, seen.high - seen.low);
 }
 
-static void tile_gradients(const struct arguments *x, const struct block *b, const struct strips *strips, struct box tile,
-                           int32_t h, float *dkey)
+static void tile_gradients(const struct arguments *x, const struct block *b, const struct strips *strips,
+                           struct box tile, int32_t h, float *dkey)
 {
     const struct indexer *i = x->i;
-    struct operand c = {strips->dot, KEYS, 0, GLM52_DTYPE_F32}, c_transposed = {strips->dot, KEYS, 1, GLM52_DTYPE_F32};
+    struct operand c = {strips->dot, KEYS, 0, GLM52_DTYPE_F32};
     int64_t width = i->width, first = tile.row - b->t;
 
     tile_dots(x, strips, tile, h);
@@ -195,10 +195,10 @@ static void tile_gradients(const struct arguments *x, const struct block *b, con
             row_coefficients(strips->dot + r * KEYS, strips->p + (first + r) * i->keys + tile.key - b->all.key,
                              visible_columns(x->start, x->end, tile.row + r, tile.key, tile.keys), tile.keys,
                              x->weight[(tile.row + r) * i->heads + h]);
-    tile_gemm(tile.rows, width, tile.keys, 1, c, of_head(i->type, x->key, 1, width, tile.key, 0, 0),
-              strips->dq + first * width, width, GLM52_DTYPE_F32, 1);
-    tile_gemm(tile.keys, width, tile.rows, 1, c_transposed, of_head(i->type, x->q, i->heads, width, tile.row, h, 0),
-              dkey + tile.key * width, width, GLM52_DTYPE_F32, 1);
+    tile_gemm(tile.rows, width, tile.keys, 1, c, keys_of(x, tile), strips->dq + first * width, width,
+              GLM52_DTYPE_F32, 1);
+    tile_gemm(tile.keys, width, tile.rows, 1, transposed(c), queries_of(x, tile, h), dkey + tile.key * width, width,
+              GLM52_DTYPE_F32, 1);
 }
 
 /* dq and dweight of one head; with `any` = 0 they are zero. */

@@ -1,5 +1,5 @@
-/* Indexer loss over selected keys (training.md 1.4). With d[h,u] = q[h] . key[u], score[u] = sum_h weight[h] relu(d[h,u])
- * and g = row_weight * (softmax(score) - target):
+/* Indexer loss over selected keys (training.md 1.4). With d[h,u] = q[h] . key[u], score[u] = sum_h weight[h] *
+ * relu(d[h,u]) and g = row_weight * (softmax(score) - target):
  *     c[h,u] = g[u] weight[h] [d[h,u] > 0],  dq[h] = sum_u c[h,u] key[u],  dkey[u] += sum_h c[h,u] q[h],
  *     dweight[h] = sum_u g[u] relu(d[h,u]).
  * These are the products of sparse attention, with one value per head instead of a softmax. */
@@ -109,8 +109,8 @@ static void dot_gradients(const struct padded *p, int64_t n, const struct scratc
 }
 
 /* Two keys' rows (or one twice) += their coefficients times the queries, from column c on. */
-ALWAYS_INLINE void add_queries(const float *q, int64_t heads, int64_t columns, const float *a, const float *b, float *to_a,
-                               float *to_b, int64_t c, const int vectors)
+ALWAYS_INLINE void add_queries(const float *q, int64_t heads, int64_t columns, const float *a, const float *b,
+                               float *to_a, float *to_b, int64_t c, const int vectors)
 {
     v8 sum[2][4];
 

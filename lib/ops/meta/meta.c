@@ -182,9 +182,9 @@ static void meta_sparse_mla_backward(struct stream *s, const struct sparse_mla *
     count_sparse_mla_backward(s, a, target != NULL);
 }
 
-static void meta_dense_attention_forward(struct stream *s, const struct dense_attention *a, const void *q, const void *k,
-                                         const void *v, const int32_t *start, const int32_t *end, void *out, float *lse,
-                                         void *workspace)
+static void meta_dense_attention_forward(struct stream *s, const struct dense_attention *a, const void *q,
+                                         const void *k, const void *v, const int32_t *start, const int32_t *end,
+                                         void *out, float *lse, void *workspace)
 {
     count_dense_attention_forward(s, a);
 }
