@@ -9,13 +9,19 @@
  *             parents alive, so handles may be dropped in any order. NULL and a handle of another class
  *             are refused with GLM52_E_HANDLE.
  *   Status    Every function that can fail returns glm52_status: GLM52_OK or a negative GLM52_E_* code. A
- *             failing call leaves its outputs untouched and fills the calling thread's last error.
+ *             failing call leaves its outputs untouched and fills the calling thread's last error. Every one
+ *             may return HANDLE (for a wrong handle), INVALID (for NULL, unless the contract gives it a
+ *             meaning, and for a wrong value) and NOMEM; "Errors:" at the end of a contract lists the others.
  *   Strings   UTF-8, NUL-terminated. A `const char *` that comes out is borrowed from the handle until the
  *             next call that changes it, or until the handle dies.
  *   Structs   Start with struct_size, which the caller sets to sizeof; see "Structs" below.
- *   Threads   A handle and its children serve one thread at a time. glm52_context_cancel(), the ref and
- *             unref functions, and the functions without a handle may be called from any thread.
+ *   Threads   A context and all that was made from it serve one thread at a time. The ref and unref functions,
+ *             glm52_context_cancel(), glm52_context_memory() and the functions without a handle may be called
+ *             from any thread, also while another one works.
+ *   Since     0.1, where a contract names no release.
  *   Nothing in the library exits, aborts, prints or installs a signal handler.
+ *
+ * The rules of binary compatibility, and how to add to this file, are in docs/abi.md.
  */
 #ifndef GLM52_H
 #define GLM52_H
@@ -43,7 +49,7 @@ enum {
     GLM52_E_NOMEM = -1,        /* memory is exhausted, or a hook refused to give it */
     GLM52_E_INVALID = -2,      /* an argument, option or shape is wrong */
     GLM52_E_STATE = -3,        /* the call is not allowed now */
-    GLM52_E_HANDLE = -4,       /* NULL, a handle of another class, or a closed one */
+    GLM52_E_HANDLE = -4,       /* NULL, a handle of another class, or a released one */
     GLM52_E_IO = -5,           /* reading or writing failed */
     GLM52_E_CORRUPT = -6,      /* a file is damaged or malformed */
     GLM52_E_VERSION = -7,      /* made by or for a newer version */
@@ -84,8 +90,9 @@ typedef struct glm52_error glm52_error;
 
 /* ---- structs ----------------------------------------------------------------------------------------- *
  * The caller sets struct_size = sizeof the struct (and zeroes the rest of an input). Members are only ever
- * appended. A larger input struct than the library knows is accepted if the unknown bytes are zero; of an
- * output struct the library writes at most struct_size bytes. `flags` and `reserved*` must be zero. */
+ * appended. A larger input struct than the library knows is accepted if the unknown bytes are zero. Of an
+ * output struct the library writes at most struct_size bytes, and sets struct_size to what it wrote. `flags`
+ * and `reserved*` must be zero. VERSION: a struct_size below that of the first release, or unknown bytes. */
 
 /* Memory of the host. `bytes` at release equals `bytes` at allocation. Alignment is 64 bytes at least.
  * May be called from any thread the library computes on. */
@@ -199,45 +206,49 @@ GLM52_API const glm52_error *glm52_error_last(void);
 /* Takes the last failure over: the caller owns it and the thread's last error becomes NULL. NULL if there is
  * none or memory is exhausted. Release with glm52_error_unref(). */
 GLM52_API glm52_error *glm52_error_take(void);
+/* An error has one owner; its memory is the C library's, for it may outlive every context. */
 GLM52_API void glm52_error_unref(glm52_error **self);
+/* GLM52_OK for NULL. */
 GLM52_API glm52_status glm52_error_status(const glm52_error *self);
-/* What happened, with which values. Never NULL. */
+/* What happened, with which values. Never NULL. Borrowed from the error. */
 GLM52_API const char *glm52_error_message(const glm52_error *self);
-/* What to do; "" if the message says it all. Never NULL. */
+/* What to do; "" if the message says it all. Never NULL. Borrowed from the error. */
 GLM52_API const char *glm52_error_hint(const glm52_error *self);
-/* Value of a detail such as "tensor", "byte", "key", "path", "errno"; NULL if there is none. */
+/* Value of a detail such as "tensor", "byte", "key", "path", "errno"; NULL if there is none. Borrowed from the error. */
 GLM52_API const char *glm52_error_detail(const glm52_error *self, const char *key);
 
 /* ---- context ----------------------------------------------------------------------------------------- */
 
 /* options may be NULL: cpu, all threads, C library memory, operating system files, no log.
- * Errors: INVALID (options), NOMEM, UNSUPPORTED (a device this build lacks), DEVICE (none there). */
+ * Errors: UNSUPPORTED (a device this build lacks), DEVICE (none there). */
 GLM52_API glm52_status glm52_context_create(const glm52_context_options *options, glm52_context **out);
 GLM52_API glm52_context *glm52_context_ref(glm52_context *self);
 GLM52_API void glm52_context_unref(glm52_context **self);
-/* Asks running calls on this context to return GLM52_E_CANCELLED: an atomic store, safe in signal handlers.
- * A step notices between microbatches, a load or save between tensors. The first call that notices clears
- * the request. */
+/* Asks the running call on this context, or the next one, to return GLM52_E_CANCELLED: one atomic store, safe in
+ * signal handlers and from any thread. The call that notices clears the request. It returns after at most the
+ * microbatch (of a step), tensor (of creating, loading, saving, resuming) or token (of generating) that was being
+ * worked on; the other functions, and the update after the last microbatch, run to their end. */
 GLM52_API void glm52_context_cancel(glm52_context *self);
 /* One line about the device ("cpu, 2 threads, ..."). Borrowed from the context. */
 GLM52_API glm52_status glm52_context_describe_device(glm52_context *self, const char **out);
-/* Bytes the library holds through the context's allocator now, and at most so far. */
+/* Bytes the library holds through the context's allocator now, and at most so far. Either may be NULL. May be
+ * called from any thread. */
 GLM52_API glm52_status glm52_context_memory(glm52_context *self, uint64_t *now, uint64_t *peak);
 /* Number of usable devices of a kind: "cpu" gives 1. 0 for unknown kinds. */
 GLM52_API int32_t glm52_context_device_count(const char *kind);
 
 /* ---- config ------------------------------------------------------------------------------------------ */
 
-/* All options at their defaults. Errors: NOMEM. */
+/* All options at their defaults. */
 GLM52_API glm52_status glm52_config_create(glm52_context *context, glm52_config **out);
 GLM52_API glm52_config *glm52_config_ref(glm52_config *self);
 GLM52_API void glm52_config_unref(glm52_config **self);
 /* Reads the model section from a hub config.json (model_type glm_moe_dsa), in place of a preset or an earlier
  * file; options that were set one by one win over it, whichever came first. Keys outside the schema are kept
- * for the dump. Errors: IO, CORRUPT, INVALID, UNSUPPORTED. On failure the config is unchanged. */
+ * for the dump. On failure the config is unchanged. Errors: IO, CORRUPT, UNSUPPORTED. */
 GLM52_API glm52_status glm52_config_load_hub(glm52_config *self, const char *path);
-/* Applies a JSON object {"model": {...}, "optim": {...}}, or with dotted keys; strict. Errors: CORRUPT (line
- * and column), INVALID (the detail "key" names the option). On failure the config is unchanged. */
+/* Applies a JSON object {"model": {...}, "optim": {...}}, or with dotted keys; strict. On failure the config is
+ * unchanged. Errors: CORRUPT (line and column), INVALID (the detail "key" names the option). */
 GLM52_API glm52_status glm52_config_load_json(glm52_config *self, const char *json);
 /* Sets one option: ("optim.lr", "2e-4"). Errors: INVALID with the nearest key or the valid range. */
 GLM52_API glm52_status glm52_config_set(glm52_config *self, const char *key, const char *value);
@@ -254,36 +265,43 @@ GLM52_API glm52_status glm52_config_dump(glm52_config *self, int32_t hub, const 
 /* ---- model ------------------------------------------------------------------------------------------- */
 
 /* Validates the config (copied) and makes a randomly initialised model: each value is a pure function of
- * train.seed, parameter name and element index. If model.hub is set, loads that directory instead. */
+ * train.seed, parameter name and element index. If model.hub is set, loads that directory instead.
+ * Errors: CANCELLED, DEVICE, and those of loading: IO, CORRUPT, UNSUPPORTED. */
 GLM52_API glm52_status glm52_model_create(glm52_context *context, glm52_config *config, glm52_model **out);
 /* Loads a hub directory (config.json, safetensors). Options of `config` outside the model section are kept
- * for the model's config; NULL means defaults. Errors: IO, CORRUPT (names tensor and byte), UNSUPPORTED. */
+ * for the model's config; NULL means defaults.
+ * Errors: IO, CORRUPT (names tensor and byte), UNSUPPORTED, CANCELLED, DEVICE. */
 GLM52_API glm52_status glm52_model_load(glm52_context *context, glm52_config *config, const char *directory,
                                         glm52_model **out);
 GLM52_API glm52_model *glm52_model_ref(glm52_model *self);
 GLM52_API void glm52_model_unref(glm52_model **self);
 /* Writes config.json and safetensors (one file up to shard_bytes, then shards with an index) in dtype
- * F32 or BF16 (0: as held). Files are written beside their final names, then renamed. */
+ * F32 or BF16 (0: as held). Files are written beside their final names, then renamed.
+ * Errors: IO, UNSUPPORTED (another dtype), CANCELLED, DEVICE. */
 GLM52_API glm52_status glm52_model_save(glm52_model *self, const char *directory, glm52_dtype dtype);
 /* One line: "6 layers (1 dense + 5 MoE), 2.2M parameters, stage sparse". Borrowed from the model. */
 GLM52_API glm52_status glm52_model_describe(glm52_model *self, const char **out);
+/* How many parameters the table has, and elements in all of them. Either may be NULL. */
 GLM52_API glm52_status glm52_model_parameter_count(glm52_model *self, uint32_t *tensors, uint64_t *elements);
 /* Parameter number `index` in table order. Views stay valid while the model lives. */
 GLM52_API glm52_status glm52_model_parameter(glm52_model *self, uint32_t index, glm52_parameter_info *out);
+/* Number of the parameter with this hub name; INVALID if there is none. */
 GLM52_API glm52_status glm52_model_parameter_find(glm52_model *self, const char *name, uint32_t *index);
 /* Runs the model on a batch without gradients and keeps what `outputs` names (separated by spaces; a
  * trailing * matches any ending): logits, ce_rows, loss, final_hidden, hidden.L (residual stream after layer
  * L), topk.L, index_scores.L, router_logits.L, router_idx.L, router_w.L. index_scores and logits take
- * rows x keys or rows x vocabulary of memory: ask for them on short batches. */
+ * rows x keys or rows x vocabulary of memory: ask for them on short batches. Errors: DEVICE. */
 GLM52_API glm52_status glm52_model_forward(glm52_model *self, glm52_batch *batch, const char *outputs);
 /* Continues `prompt` (count token ids) by up to `limit` tokens into `tokens`; *produced says how many.
- * temperature 0 picks the most likely token; otherwise samples, a pure function of seed and position. */
+ * temperature 0 picks the most likely token; otherwise samples, a pure function of seed and position.
+ * Errors: CANCELLED, DEVICE. */
 GLM52_API glm52_status glm52_model_generate(glm52_model *self, const int32_t *prompt, uint64_t count,
                                             uint64_t limit, double temperature, uint64_t seed, int32_t *tokens,
                                             uint64_t *produced);
 
 /* ---- batch: one packed row of documents -------------------------------------------------------------- */
 
+/* A batch without tokens. */
 GLM52_API glm52_status glm52_batch_create(glm52_context *context, glm52_batch **out);
 GLM52_API glm52_batch *glm52_batch_ref(glm52_batch *self);
 GLM52_API void glm52_batch_unref(glm52_batch **self);
@@ -293,9 +311,10 @@ GLM52_API void glm52_batch_unref(glm52_batch **self);
  *   "labels"      I32 or I64 [T], -100 for none. Default: the next token inside the document.
  *   "loss_mask"   F32 or U8 [T], weight of each row's loss. Default 1.
  *   "row_mask"    F32 or U8 [T], 0 for rows that count nowhere else either: indexer loss, expert counts. Default 1.
- * Ids are checked against the model by the call that uses the batch. */
+ * Ids are checked against the model by the call that uses the batch. Errors: STATE (no tokens yet). */
 GLM52_API glm52_status glm52_batch_set(glm52_batch *self, const char *field, glm52_dtype dtype,
                                        const void *values, uint64_t count);
+/* How many tokens and documents it holds; 0 of both before tokens are set. Either may be NULL. */
 GLM52_API glm52_status glm52_batch_tokens(glm52_batch *self, uint64_t *tokens, uint64_t *documents);
 /* A field as set or derived, or an output of the last glm52_model_forward(). Host memory, borrowed until the
  * batch changes or is run again. */
@@ -303,7 +322,7 @@ GLM52_API glm52_status glm52_batch_get(glm52_batch *self, const char *name, glm5
 
 /* ---- dataset ----------------------------------------------------------------------------------------- */
 
-/* Opens what the data section of the config names. Errors: IO, INVALID. */
+/* Opens what the data section of the config names. Errors: IO, UNSUPPORTED. */
 GLM52_API glm52_status glm52_dataset_open(glm52_context *context, glm52_config *config, glm52_dataset **out);
 GLM52_API glm52_dataset *glm52_dataset_ref(glm52_dataset *self);
 GLM52_API void glm52_dataset_unref(glm52_dataset **self);
@@ -313,6 +332,7 @@ GLM52_API glm52_status glm52_dataset_next(glm52_dataset *self, glm52_batch *batc
 GLM52_API glm52_status glm52_dataset_seek(glm52_dataset *self, uint64_t pack);
 /* Fills the batch with held-out pack `index`; INVALID past glm52_dataset_held_out_packs(). */
 GLM52_API glm52_status glm52_dataset_held_out(glm52_dataset *self, uint64_t index, glm52_batch *batch);
+/* Number of held-out packs; the same for the life of the dataset. */
 GLM52_API glm52_status glm52_dataset_held_out_packs(glm52_dataset *self, uint64_t *packs);
 /* One line: documents, tokens, packs. Borrowed from the dataset. */
 GLM52_API glm52_status glm52_dataset_describe(glm52_dataset *self, const char **out);
@@ -320,19 +340,19 @@ GLM52_API glm52_status glm52_dataset_describe(glm52_dataset *self, const char **
 /* ---- optimizer --------------------------------------------------------------------------------------- */
 
 /* State (moments, masters) for every parameter whose policy asks for it. Config: optim section of the model's
- * config, or of `config` if not NULL. */
+ * config, or of `config` if not NULL. Errors: DEVICE. */
 GLM52_API glm52_status glm52_optimizer_create(glm52_model *model, glm52_config *config, glm52_optimizer **out);
 GLM52_API glm52_optimizer *glm52_optimizer_ref(glm52_optimizer *self);
 GLM52_API void glm52_optimizer_unref(glm52_optimizer **self);
 /* Overrides the schedule from the next step on; a negative value returns to it. */
 GLM52_API glm52_status glm52_optimizer_set_lr(glm52_optimizer *self, double lr);
-/* Takes the masters anew from the parameters; call after writing parameters through a view. */
+/* Takes the masters anew from the parameters; call after writing parameters through a view. Errors: DEVICE. */
 GLM52_API glm52_status glm52_optimizer_resync(glm52_optimizer *self);
 
 /* ---- step -------------------------------------------------------------------------------------------- */
 
 /* Plans and takes all memory a training step will ever need. optimizer may be NULL for evaluation only.
- * config: train section; NULL means the model's. Errors: INVALID, NOMEM. */
+ * config: train section; NULL means the model's. Errors: STATE (config describes another stage), DEVICE. */
 GLM52_API glm52_status glm52_step_create(glm52_model *model, glm52_optimizer *optimizer, glm52_config *config,
                                          glm52_step **out);
 GLM52_API glm52_step *glm52_step_ref(glm52_step *self);
@@ -340,11 +360,14 @@ GLM52_API void glm52_step_unref(glm52_step **self);
 /* One optimizer update over `count` packed microbatches (1 .. train.microbatches): forward and backward of
  * each, the loss being the mean over all labelled tokens of all of them, clipping, update. On failure
  * parameters and optimizer state are as before the call, unless glm52_error_detail(e, "state") is "lost", or
- * "updated": then all is done but the line in the metrics file of config `out`. */
+ * "updated": then all is done but the line in the metrics file of config `out`.
+ * Errors: STATE (no optimizer), CANCELLED, NUMERIC, IO (of the metrics file), DEVICE, COMM. */
 GLM52_API glm52_status glm52_step_run(glm52_step *self, glm52_batch *const *batches, uint32_t count);
-/* Forward and backward without the update: gradients stay in the parameters' gradient views. */
+/* Forward and backward without the update: gradients stay in the parameters' gradient views.
+ * Errors: STATE (no optimizer), CANCELLED, DEVICE, COMM. */
 GLM52_API glm52_status glm52_step_gradients(glm52_step *self, glm52_batch *const *batches, uint32_t count);
-/* Mean loss over all labelled tokens; no gradients. Metric "loss" of this call is in *loss. */
+/* Mean loss over all labelled tokens; no gradients. The metric "held_out_loss" too; loss may be NULL.
+ * Errors: CANCELLED, IO (of the metrics file), DEVICE, COMM. */
 GLM52_API glm52_status glm52_step_evaluate(glm52_step *self, glm52_batch *const *batches, uint32_t count,
                                            double *loss);
 /* A number of the last run: step, loss (everything that was minimised), ce, indexer_loss, mtp_loss, auxiliary_loss,
@@ -356,16 +379,19 @@ GLM52_API const char *glm52_step_metric_name(glm52_step *self, uint32_t index);
 /* Goes on with the stage that `config` describes (train, indexer_loss, mtp, moe and optim sections; the model's shape stays):
  * which parameters are trained, which losses, which attention. Model, counters, data position and the optimizer state of
  * parameters that are trained before and after are kept; other state begins at zero. A new train.stage begins a new
- * schedule. The same as saving, leaving and resuming under the new options, bit for bit. */
+ * schedule. The same as saving, leaving and resuming under the new options, bit for bit.
+ * Errors: STATE (no optimizer), DEVICE. */
 GLM52_API glm52_status glm52_step_set_stage(glm52_step *self, glm52_config *config);
 /* Row `index` of the plan: memory per class and FLOPs per operation of one step with full microbatches.
  * INVALID past the end. The dry run happens at the first call. */
 GLM52_API glm52_status glm52_step_plan(glm52_step *self, uint32_t index, glm52_plan_row *out);
-/* Writes model, optimizer state and counters to a directory; the previous state there survives a failure. */
+/* Writes model, optimizer state and counters to a directory; the previous state there survives a failure.
+ * Errors: STATE (no optimizer), IO, CANCELLED, DEVICE. */
 GLM52_API glm52_status glm52_step_save(glm52_step *self, const char *directory);
 /* Takes model, optimizer state and counters from a directory that glm52_step_save() wrote; *packs is where
- * to seek the dataset. A failure changes nothing, unless the detail "state" is "lost": then reading had begun,
- * and the step wants another resume before it runs. */
+ * to seek the dataset, or NULL. A failure changes nothing, unless the detail "state" is "lost": then reading had begun,
+ * and the step wants another resume before it runs.
+ * Errors: STATE (no optimizer), IO, CORRUPT, VERSION, CANCELLED, DEVICE. */
 GLM52_API glm52_status glm52_step_resume(glm52_step *self, const char *directory, uint64_t *packs);
 
 #ifdef __cplusplus
