@@ -1,0 +1,368 @@
+/* The exact FLOP convention against a dry run of the step, term by term: what a device is asked to do is what the
+ * formula says, but for the differences that docs/accounting.md lists and this file computes. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "report/flops.h"
+#include "small/small.h"
+#include "train/dry_run.h"
+#include "train/step.h"
+#include "unit/tap.h"
+
+#define CHECKED(call) ck_assert_msg(!(call), "%s", glm52_error_message(glm52_error_last()))
+
+/* Sums of products below 2^53 are exact; those of the full model round a few dozen times. */
+static const double rounding = 1e-13;
+
+/* No two dimensions alike; layers dense, MoE, MoE, dense, MoE; indexers full, shared, full, shared, full. */
+static const char odd[] =
+    "model.vocab_size=37 model.hidden_size=20 model.num_hidden_layers=5 model.intermediate_size=28 "
+    "model.moe_intermediate_size=12 model.n_routed_experts=6 model.num_experts_per_tok=2 model.n_shared_experts=3 "
+    "model.num_attention_heads=3 model.q_lora_rank=14 model.kv_lora_rank=10 model.qk_nope_head_dim=6 "
+    "model.qk_rope_head_dim=4 model.v_head_dim=7 model.index_n_heads=2 model.index_head_dim=8 model.index_topk=5 "
+    "model.mlp_layer_types=dense,sparse,sparse,dense,sparse model.indexer_types=full,shared,full,shared,full "
+    "model.rope_theta=100 model.num_nextn_predict_layers=1 data.pack_tokens=64 train.microbatch_tokens=64";
+static const int32_t odd_documents[] = {7, 1, 23, 2, 11, 0};
+
+static const char full[] = "model.preset=glm52 data.pack_tokens=8192 train.microbatch_tokens=8192";
+static const int32_t full_documents[] = {5000, 300, 2048, 3, 0};
+
+/* ---- a step that is counted ---- */
+
+static struct host host;
+static struct config config;
+static struct flop_work work;
+static struct tally forward, whole; /* a forward pass; a training step without its update */
+
+static void set_all(const char *settings)
+{
+    char copy[2048], *rest = copy;
+
+    snprintf(copy, sizeof copy, "%s", settings);
+    for (char *one; (one = strtok_r(rest, " ", &rest));) {
+        char *equals = strchr(one, '=');
+        *equals = 0;
+        CHECKED(config_set(&config, one, equals + 1));
+    }
+}
+
+static void fill(struct pack *p, const int32_t *lengths)
+{
+    int32_t rows = 0, documents = 0;
+
+    CHECKED(pack_reserve(p, config.train.microbatch_tokens, 16));
+    for (p->cu_seqlens[0] = 0; lengths[documents]; p->cu_seqlens[++documents] = rows) {
+        rows += lengths[documents];
+        flop_work_add(&work, (uint64_t)lengths[documents]);
+    }
+    p->rows = rows;
+    p->documents = documents;
+    for (int32_t t = 0; t < rows; t++) p->token[t] = 0, p->mask[t] = 1;
+    pack_default_labels(p);
+}
+
+static void count_step(const int32_t *lengths)
+{
+    struct stream s;
+    struct model model;
+    struct optimizer optimizer;
+    struct step step;
+    struct pack pack;
+    double loss;
+
+    CHECKED(stream_open_meta(&s, &host));
+    CHECKED(config_validate(&config));
+    work = (struct flop_work){.config = &config};
+    pack_init(&pack, &host);
+    fill(&pack, lengths);
+    CHECKED(model_open(&s, &config, &model));
+    CHECKED(optimizer_open(&model, &config, &optimizer));
+    CHECKED(step_open(&model, &optimizer, &config, &step));
+    memset(&forward, 0, sizeof forward);
+    memset(&whole, 0, sizeof whole);
+    s.tally = &forward;
+    CHECKED(step_evaluate(&step, (const struct pack *const[]){&pack}, 1, &loss));
+    s.tally = &whole;
+    CHECKED(step_gradients(&step, (const struct pack *const[]){&pack}, 1));
+    step_close(&step);
+    optimizer_close(&optimizer);
+    model_close(&model);
+    pack_free(&pack);
+    stream_close(&s);
+}
+
+/* ---- from rows of the tally to items ---- */
+
+static const struct {
+    const char *label;
+    enum flop_item item;
+} labels[] = {
+    {"mlp", FLOP_MLP_DENSE},
+    {"moe.experts", FLOP_MOE_ROUTED},
+    {"moe.shared", FLOP_MOE_SHARED},
+    {"moe.router", FLOP_ROUTER},
+    {"mla.q_a", FLOP_MLA_Q_DOWN},
+    {"mla.q_b", FLOP_MLA_Q_UP},
+    {"mla.kv_a", FLOP_MLA_KV_DOWN},
+    {"mla.absorb", FLOP_MLA_KV_UP},   /* on queries, sparse attention */
+    {"mla.unabsorb", FLOP_MLA_KV_UP}, /* on outputs */
+    {"mla.kv_b", FLOP_MLA_KV_UP},     /* on keys and values, dense attention */
+    {"mla.o", FLOP_MLA_O},
+    {"mla.attention", FLOP_ATTN_CORE},
+    {"mtp.input", FLOP_MTP_EH_PROJ},
+    {"head", FLOP_LOGITS},
+    {"mtp.head", FLOP_LOGITS},
+    {"indexer.project", FLOP_INDEXER_PROJ},
+    {"indexer.select", FLOP_INDEXER_SCORE},
+    {"indexer.loss", FLOP_INDEXER_SCORE},
+    {"indexer.target", FLOP_INDEXER_TEACHER_QK},
+};
+
+/* Every row that has FLOPs belongs to an item. */
+static void collect(const struct tally *tally, double item[FLOP_ITEMS])
+{
+    size_t at;
+
+    memset(item, 0, FLOP_ITEMS * sizeof *item);
+    for (int i = 0; i < tally->rows; i++) {
+        const struct tally_row *row = &tally->row[i];
+        if (row->flops == 0) continue;
+        for (at = 0; at < sizeof labels / sizeof *labels && strcmp(labels[at].label, row->label); at++) continue;
+        ck_assert_msg(at < sizeof labels / sizeof *labels, "%s %s belongs to no item", row->label, row->operation);
+        item[labels[at].item] += row->flops;
+    }
+}
+
+/* ---- what the convention and the execution count differently ---- */
+
+static double visible(uint64_t length, int selected)
+{
+    double l = (double)length, k = selected ? fmin(l, (double)config.model.index_topk) : l;
+
+    return k * (k + 1) / 2 + (l - k) * k;
+}
+
+/* (query, key) pairs that depth d does not visit: its last d + 1 rows of each document have no input token. */
+static double unvisited(const int32_t *lengths, int d, int selected)
+{
+    double pairs = 0;
+
+    for (; *lengths; lengths++) {
+        int32_t left = *lengths > d + 1 ? *lengths - d - 1 : 0;
+        pairs += visible((uint64_t)*lengths, selected) - visible((uint64_t)left, selected);
+    }
+    return pairs;
+}
+
+/* Pairs over all executions, as they are visited: of the attention, of what the indexers score, of their loss. */
+struct visits {
+    double attention, scored, support;
+};
+
+static struct visits count_visits(const int32_t *lengths, const struct flop_executions *n)
+{
+    int dense = config.train.attention == ATTENTION_DENSE, own = config.mtp.share == MTP_SHARE_NONE;
+    int sparse_loss = config.indexer_loss.kind == INDEXER_LOSS_SPARSE;
+    double pairs = (double)work.pairs, selected = (double)work.selected_pairs;
+    struct visits v = {(double)n->layers * (dense ? pairs : selected), (double)n->indexers * pairs,
+                       (double)n->indexers * (sparse_loss ? selected : pairs)};
+
+    for (int d = 0; d < config.mtp.depths; d++) {
+        v.attention -= unvisited(lengths, d, !dense);
+        if ((d && !own) || !n->indexers) continue;
+        v.scored -= unvisited(lengths, d, 0);
+        v.support -= unvisited(lengths, d, sparse_loss);
+    }
+    return v;
+}
+
+/* Sets what the dry run is expected to count: forward[], and forward with backward in total[]. */
+static void expect(const int32_t *lengths, double fwd[FLOP_ITEMS], double total[FLOP_ITEMS])
+{
+    const struct model_config *m = &config.model;
+    struct flop_count exact[FLOP_ITEMS];
+    struct flop_executions n = flop_executions(&config);
+    struct visits v = count_visits(lengths, &n);
+    int dense = config.train.attention == ATTENTION_DENSE, all = config.train.train_only == TRAIN_ALL;
+    int kind = config.indexer_loss.kind, tv = config.mtp.loss == MTP_LOSS_TV;
+    double heads = (double)m->num_attention_heads, rank = (double)m->kv_lora_rank, rope = (double)m->qk_rope_head_dim;
+    double key = dense ? (double)m->qk_nope_head_dim + rope : rank + rope, value = dense ? (double)m->v_head_dim : rank;
+    double score = (double)(m->index_n_heads * m->index_head_dim), depths = (double)config.mtp.depths;
+    double head = 2 * (double)m->hidden_size * (double)m->vocab_size * (double)work.tokens;
+
+    flops_exact(&work, exact);
+    for (int i = 0; i < FLOP_ITEMS; i++) {
+        fwd[i] = (double)exact[i].forward;
+        total[i] = fwd[i] + (double)exact[i].backward;
+    }
+    /* Rows of MTP depths without an input token see nothing; backward makes the attention's scores anew. */
+    fwd[FLOP_ATTN_CORE] = 2 * heads * (key + value) * v.attention;
+    total[FLOP_ATTN_CORE] = fwd[FLOP_ATTN_CORE] + (all ? 2 * heads * (3 * key + 2 * value) * v.attention : 0);
+    /* Selection scores all pairs; the loss scores those of its support, anew if a selection did before, and has two
+     * gradients; over all keys it also makes the teacher's logits. Sums over heads are no matrix work. */
+    fwd[FLOP_INDEXER_SCORE] = dense ? 0 : 2 * score * v.scored;
+    total[FLOP_INDEXER_SCORE] = fwd[FLOP_INDEXER_SCORE] + (kind != INDEXER_LOSS_NONE ? 3 * 2 * score * v.support : 0);
+    if (kind == INDEXER_LOSS_DENSE) total[FLOP_INDEXER_SCORE] += 2 * heads * key * v.support;
+    fwd[FLOP_INDEXER_HEAD_SUM] = total[FLOP_INDEXER_HEAD_SUM] = 0;
+    /* Over selected keys the attention's backward leaves the teacher behind; with a frozen trunk it runs for that. */
+    fwd[FLOP_INDEXER_TEACHER_QK] = 0;
+    total[FLOP_INDEXER_TEACHER_QK] = kind == INDEXER_LOSS_SPARSE && !all ? 2 * heads * (3 * key + 2 * value) * v.support : 0;
+    /* TV: the target is part of the drafts' head. CE: acceptance is looked at in another projection per depth. Detached
+     * heads have no gradient of their weights. */
+    double extra = tv ? (double)exact[FLOP_TV_TARGET_LOGITS].forward : depths * head;
+    fwd[FLOP_LOGITS] += extra;
+    total[FLOP_LOGITS] += extra - (all && config.mtp.detach_heads ? depths * head : 0);
+    fwd[FLOP_TV_TARGET_LOGITS] = total[FLOP_TV_TARGET_LOGITS] = 0;
+    if (config.train.recompute != RECOMPUTE_LAYERS) return;
+    /* The layers' forward runs again, but for the selection, and for the projections that only it needs. */
+    for (int i = 0; i < FLOP_ITEMS; i++)
+        if (i != FLOP_LOGITS && i != FLOP_MTP_EH_PROJ && i != FLOP_INDEXER_SCORE &&
+            (i != FLOP_INDEXER_PROJ || kind != INDEXER_LOSS_NONE))
+            total[i] += fwd[i];
+}
+
+static void compare(const char *name, double got, double expected)
+{
+    ck_assert_msg(fabs(got - expected) <= rounding * expected,
+                  "%s: %.17g, expected %.17g (depths %d, share %d, mtp loss %d, detached %d, kl %d, attention %d, only %d, "
+                  "recompute %d)", name, got, expected, (int)config.mtp.depths, config.mtp.share, config.mtp.loss,
+                  config.mtp.detach_heads, config.indexer_loss.kind, config.train.attention, config.train.train_only,
+                  config.train.recompute);
+}
+
+static void check_step(const int32_t *lengths)
+{
+    double got[FLOP_ITEMS], expected_forward[FLOP_ITEMS], expected[FLOP_ITEMS];
+
+    count_step(lengths);
+    expect(lengths, expected_forward, expected);
+    collect(&forward, got);
+    for (int i = 0; i < FLOP_ITEMS; i++) compare(flop_item_name[i], got[i], expected_forward[i]);
+    collect(&whole, got);
+    for (int i = 0; i < FLOP_ITEMS; i++) compare(flop_item_name[i], got[i], expected[i]);
+}
+
+static void begin(const char *shape)
+{
+    ck_assert(!host_open(&host, NULL));
+    CHECKED(config_init(&config, &host));
+    set_all(shape);
+}
+
+static void end(void)
+{
+    config_free(&config);
+    ck_assert_uint_eq(host.total, 0);
+}
+
+/* ---- cases ---- */
+
+/* MTP depths, what they share and how they learn, with what the config says otherwise. */
+static void check_depths(const int32_t *lengths)
+{
+    static const int depths[] = {0, 1, 3, 7};
+    static const struct {
+        int loss, detach;
+    } losses[] = {{MTP_LOSS_CE, 0}, {MTP_LOSS_CE, 1}, {MTP_LOSS_TV, 1}};
+
+    for (size_t d = 0; d < sizeof depths / sizeof *depths; d++)
+        for (int share = MTP_SHARE_NONE; share <= MTP_SHARE_INDEX_KV; share++)
+            for (size_t l = 0; l < sizeof losses / sizeof *losses; l++) {
+                if (!depths[d] && (share || l)) continue;
+                config.mtp.depths = depths[d];
+                config.mtp.share = share;
+                config.mtp.loss = losses[l].loss;
+                config.mtp.detach_heads = losses[l].detach;
+                check_step(lengths);
+            }
+}
+
+START_TEST(sparse_training_of_an_odd_shape)
+{
+    begin(odd);
+    for (int kl = INDEXER_LOSS_NONE; kl <= INDEXER_LOSS_DENSE; kl++)
+        for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_LAYERS; recompute++) {
+            config.indexer_loss.kind = kl;
+            config.train.recompute = recompute;
+            check_depths(odd_documents);
+        }
+    end();
+}
+END_TEST
+
+START_TEST(dense_training_of_an_odd_shape)
+{
+    begin(odd);
+    set_all("train.attention=dense");
+    check_depths(odd_documents);
+    set_all("indexer_loss.kind=dense");
+    check_depths(odd_documents);
+    set_all("train.recompute=layers");
+    check_depths(odd_documents);
+    end();
+}
+END_TEST
+
+START_TEST(the_indexer_alone)
+{
+    begin(odd);
+    set_all("train.train_only=indexer indexer_loss.kind=dense train.attention=dense");
+    check_depths(odd_documents);
+    set_all("train.attention=sparse");
+    check_depths(odd_documents);
+    set_all("indexer_loss.kind=sparse");
+    check_depths(odd_documents);
+    end();
+}
+END_TEST
+
+START_TEST(the_released_model)
+{
+    begin(full);
+    check_depths(full_documents);
+    set_all("indexer_loss.kind=sparse");
+    check_depths(full_documents);
+    end();
+}
+END_TEST
+
+/* Where nothing is by design another number, the dry run is the convention. */
+START_TEST(a_dry_run_of_the_released_model)
+{
+    static struct dry_run plan;
+    static const int32_t document[] = {4096, 0};
+    struct stream like;
+    double key = 512 + 64, expected;
+
+    begin("model.preset=glm52 data.pack_tokens=4096 train.microbatch_tokens=4096 indexer_loss.kind=sparse");
+    count_step(document);
+    CHECKED(stream_open_meta(&like, &host));
+    CHECKED(dry_run(&like, &config, &plan));
+    stream_close(&like);
+    ck_assert_double_eq(tally_flops(&plan.tally), tally_flops(&whole)); /* AdamW has no matrix work */
+    expected = flops_exact_total(&work);
+    expected += 2 * 64 * key * 78 * (double)work.selected_pairs;       /* backward makes scores anew */
+    expected -= 2 * 64 * key * 21 * (double)work.selected_pairs;       /* ... which are the teacher's */
+    expected += 2 * 32 * 128.0 * 21 * (double)work.selected_pairs;     /* the loss scores its support anew */
+    expected -= 2 * 32 * 21.0 * (double)work.pairs + 4 * 32 * 21.0 * (double)work.selected_pairs; /* sums over heads */
+    compare("all", tally_flops(&plan.tally), expected);
+    end();
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("model");
+    TCase *terms = tcase_create("flops");
+
+    tcase_set_timeout(terms, 120);
+    tcase_add_test(terms, sparse_training_of_an_odd_shape);
+    tcase_add_test(terms, dense_training_of_an_odd_shape);
+    tcase_add_test(terms, the_indexer_alone);
+    tcase_add_test(terms, the_released_model);
+    tcase_add_test(terms, a_dry_run_of_the_released_model);
+    suite_add_tcase(suite, terms);
+    return run_tap(suite);
+}
