@@ -105,6 +105,10 @@ struct moe_config {
     double capacity_factor; /* 0: no limit */
 };
 
+struct report_config {
+    double peak_tflops;  /* of all devices of the run; 0: unknown */
+};
+
 struct config {
     struct host *host;
     char *device;
@@ -118,6 +122,7 @@ struct config {
     struct indexer_loss_config indexer_loss;
     struct mtp_config mtp;
     struct moe_config moe;
+    struct report_config report;
     uint8_t *chosen;     /* per row of the schema: nobody, a base, or the user set it */
     json_t *hub_extra;   /* keys of a hub file outside the schema, kept for the dump; shared by copies; may be NULL */
 };

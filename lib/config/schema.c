@@ -145,6 +145,8 @@ const struct option options[] = {
     NUMBER(moe.capacity_factor, 0, 1000, "0", "an expert takes at most factor * tokens * k / experts; 0: no limit"),
     CHOICE(moe.capacity_policy, "position|weight", "position", "which assignments beyond the capacity are dropped"),
     BOOLEAN(moe.force_balance, "false", "experts in turn whatever the router says; for benchmarks alone"),
+
+    NUMBER(report.peak_tflops, 0, 1e12, "0", "peak TFLOP/s of all devices of the run, for utilisation (mfu_*); 0: unknown"),
 };
 
 const int option_count = sizeof options / sizeof *options;

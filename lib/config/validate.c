@@ -162,6 +162,7 @@ glm52_status config_validate_training(const struct config *c)
     TRY(check_section(c, "indexer_loss"));
     TRY(check_section(c, "mtp"));
     TRY(check_section(c, "moe"));
+    TRY(check_section(c, "report"));
     TRY(option_check(c, option_find("shard_bytes")));
     TRY(check_schedule(c));
     if (c->data.pack_tokens > c->train.microbatch_tokens)

@@ -3,11 +3,13 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "report/flops.h"
 #include "train/step.h"
 
 const char *const metric_name[METRICS] = {"step", "loss", "ce", "indexer_loss", "mtp_loss", "auxiliary_loss", "grad_norm",
-                                          "lr", "tokens", "tokens_per_second", "seconds", "held_out_loss", "peak_memory",
-                                          "skipped", "dropped", "forced_balance"};
+                                          "lr", "tokens", "tokens_per_second", "seconds", "tflops_megatron_6753",
+                                          "tflops_exact", "held_out_loss", "peak_memory", "skipped", "dropped",
+                                          "forced_balance", "mfu_megatron_6753", "mfu_exact"};
 
 const char *const group_name[GROUPS] = {"embedding", "head", "norms", "attention", "router", "experts", "mlp", "indexer",
                                         "mtp"};
@@ -82,17 +84,31 @@ static int kinds(const struct step *s, struct many kind[5])
     return n;
 }
 
+void step_measure_flops(struct step *s, const struct pack *const *packs, uint32_t count, double seconds)
+{
+    struct flop_work work = {.config = &s->model->config};
+    double *metric = s->metric, tera_seconds = 1e12 * seconds;
+
+    for (uint32_t i = 0; i < count; i++)
+        for (int64_t n = 0; n < packs[i]->documents; n++)
+            flop_work_add(&work, (uint64_t)(packs[i]->cu_seqlens[n + 1] - packs[i]->cu_seqlens[n]));
+    metric[METRIC_TFLOPS_MEGATRON_6753] = flops_megatron_6753(&work, NULL) / tera_seconds;
+    metric[METRIC_TFLOPS_EXACT] = flops_exact_total(&work) / tera_seconds;
+    metric[METRIC_MFU_MEGATRON_6753] = metric[METRIC_TFLOPS_MEGATRON_6753] / s->peak_tflops;
+    metric[METRIC_MFU_EXACT] = metric[METRIC_TFLOPS_EXACT] / s->peak_tflops;
+}
+
 int step_metric_at(const struct step *s, uint32_t index, char name[64], double *value)
 {
     struct many kind[5];
-    int n = kinds(s, kind), i = (int)index;
+    int n = kinds(s, kind), i = (int)index, fixed = s->peak_tflops > 0 ? METRICS : METRIC_MFU_MEGATRON_6753;
 
-    if (i < METRICS) {
+    if (i < fixed) {
         snprintf(name, 64, "%s", metric_name[i]);
         *value = s->metric[i];
         return 1;
     }
-    i -= METRICS;
+    i -= fixed;
     if (i < GROUPS) {
         snprintf(name, 64, "grad_norm.%s", group_name[i]);
         *value = s->group_norm[i];

@@ -59,6 +59,7 @@ glm52_status step_open(struct model *m, struct optimizer *o, const struct config
     s->microbatches = config->train.microbatches;
     s->clip = config->train.clip;
     s->spike = config->train.spike;
+    s->peak_tflops = config->report.peak_tflops;
     s->skips = config->train.not_finite == NOT_FINITE_SKIP;
     comm_open_single(&s->comm);
     glm52_status status = o ? model_hold_gradients(m) : GLM52_OK;
@@ -306,7 +307,8 @@ static glm52_status log_run(struct step *s)
     return write_log(s, names, values, n, s->optimizer->step - 1);
 }
 
-static glm52_status finish(struct step *s, int64_t tokens, double seconds, double lr)
+static glm52_status finish(struct step *s, const struct pack *const *packs, uint32_t count, int64_t tokens, double seconds,
+                           double lr)
 {
     double *metric = s->metric;
 
@@ -315,6 +317,7 @@ static glm52_status finish(struct step *s, int64_t tokens, double seconds, doubl
     metric[METRIC_TOKENS] = (double)tokens;
     metric[METRIC_SECONDS] = seconds;
     metric[METRIC_TOKENS_PER_SECOND] = (double)tokens / seconds;
+    step_measure_flops(s, packs, count, seconds);
     metric[METRIC_PEAK_MEMORY] = (double)s->model->host->peak;
     return log_run(s);
 }
@@ -348,7 +351,7 @@ glm52_status step_run(struct step *s, const struct pack *const *packs, uint32_t 
                  (long long)s->optimizer->step, s->metric[METRIC_LOSS], (double)norm);
     }
     s->packs += count;
-    if (finish(s, tokens, now() - begin, lr)) return fail_detail("state", "updated");
+    if (finish(s, packs, count, tokens, now() - begin, lr)) return fail_detail("state", "updated");
     return GLM52_OK;
 }
 

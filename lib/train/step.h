@@ -20,11 +20,15 @@ enum metric {
     METRIC_TOKENS,            /* of the run */
     METRIC_TOKENS_PER_SECOND,
     METRIC_SECONDS,
+    METRIC_TFLOPS_MEGATRON_6753, /* TFLOP/s of the step's documents, by convention (report/flops.h) */
+    METRIC_TFLOPS_EXACT,
     METRIC_HELD_OUT_LOSS,     /* of the last evaluation */
     METRIC_PEAK_MEMORY,       /* bytes, of the whole context */
     METRIC_SKIPPED,           /* updates skipped so far: not finite, or a spike */
     METRIC_DROPPED,           /* share of expert assignments beyond the capacity */
     METRIC_FORCED_BALANCE,    /* 1 where moe.force_balance makes the run a benchmark and no training */
+    METRIC_MFU_MEGATRON_6753, /* share of report.peak_tflops; this and those after it only if that is known */
+    METRIC_MFU_EXACT,
     METRICS
 };
 
@@ -42,7 +46,7 @@ struct step {
     struct comm comm;
     struct network network;
     int64_t microbatches;
-    double clip, spike;
+    double clip, spike, peak_tflops;
     int skips;                    /* not_finite = skip */
     double *squares;              /* device: of the gradients, per group, then all */
     float *scalars;               /* device: norm, clip coefficient */
@@ -58,7 +62,7 @@ struct step {
     char *log_path;               /* NULL without config `out` */
 };
 
-/* Takes all memory a step will use. optimizer may be NULL. config: train section and out. */
+/* Takes all memory a step will use. optimizer may be NULL. config: train and report sections, and out. */
 glm52_status step_open(struct model *m, struct optimizer *o, const struct config *config, struct step *s);
 void step_close(struct step *s);
 glm52_status step_run(struct step *s, const struct pack *const *packs, uint32_t count);
@@ -73,6 +77,9 @@ int step_metric_at(const struct step *s, uint32_t index, char name[64], double *
 /* Fails with GLM52_E_NUMERIC and what it can find out: the first layer whose output is not finite, else the first parameter
  * whose gradient is not. */
 glm52_status step_not_finite(struct step *s, const struct pack *const *packs, uint32_t count);
+
+/* Sets the FLOP rates and utilisations of a step over these packs. */
+void step_measure_flops(struct step *s, const struct pack *const *packs, uint32_t count, double seconds);
 
 /* Directory of a resumable state: model, optimizer state, counters. train/state.c says how it is laid out. */
 glm52_status step_save(struct step *s, const char *directory);

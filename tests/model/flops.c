@@ -5,10 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "api/object.h"
 #include "report/flops.h"
 #include "small/small.h"
 #include "train/dry_run.h"
-#include "train/step.h"
+#include "unit/scratch.h"
 #include "unit/tap.h"
 
 #define CHECKED(call) ck_assert_msg(!(call), "%s", glm52_error_message(glm52_error_last()))
@@ -352,10 +353,93 @@ START_TEST(a_dry_run_of_the_released_model)
 }
 END_TEST
 
+/* ---- metrics of a step ---- */
+
+static double metric(struct small *s, const char *name)
+{
+    double value;
+
+    OK(glm52_step_metric(s->step, name, &value));
+    return value;
+}
+
+/* One update over two packs, and what the conventions say about their documents. */
+static void train(struct small *s)
+{
+    static const struct document documents[] = {{7, 1}, {23, 2}, {2, 3}};
+    glm52_batch *packs[] = {small_batch(s, 2, documents), small_batch(s, 1, documents + 2)};
+
+    small_train(s, packs, 2);
+    work = (struct flop_work){.config = &s->model->model.config};
+    for (int i = 0; i < 3; i++) flop_work_add(&work, (uint64_t)documents[i].length);
+    for (int i = 0; i < 2; i++) glm52_batch_unref(&packs[i]);
+}
+
+static void check_rate(struct small *s, const char *name, double flops)
+{
+    double counted = metric(s, name) * 1e12 * metric(s, "seconds");
+
+    ck_assert_msg(fabs(counted - flops) <= 1e-12 * flops, "%s: %.17g, expected %.17g", name, counted, flops);
+}
+
+START_TEST(rates_are_of_the_documents_trained_on)
+{
+    struct small s;
+
+    small_open(&s, NULL, "train.microbatches=2 report.peak_tflops=0.25 indexer_loss.kind=sparse "
+                         "model.num_nextn_predict_layers=1 mtp.depths=2");
+    train(&s);
+    check_rate(&s, "tflops_exact", flops_exact_total(&work));
+    check_rate(&s, "tflops_megatron_6753", flops_megatron_6753(&work, NULL));
+    ck_assert_double_eq(metric(&s, "mfu_exact"), metric(&s, "tflops_exact") / 0.25);
+    ck_assert_double_eq(metric(&s, "mfu_megatron_6753"), metric(&s, "tflops_megatron_6753") / 0.25);
+    metric(&s, "grad_norm.embedding"); /* which follows them */
+    small_close(&s);
+}
+END_TEST
+
+START_TEST(without_a_peak_there_is_no_utilisation)
+{
+    struct small s;
+    double value;
+
+    small_open(&s, NULL, "train.microbatches=2");
+    train(&s);
+    ck_assert_double_gt(metric(&s, "tflops_exact"), 0);
+    REFUSED(glm52_step_metric(s.step, "mfu_exact", &value), GLM52_E_INVALID);
+    for (uint32_t i = 0; glm52_step_metric_name(s.step, i); i++)
+        ck_assert_int_ne(strncmp(glm52_step_metric_name(s.step, i), "mfu", 3), 0);
+    metric(&s, "grad_norm.embedding");
+    small_close(&s);
+}
+END_TEST
+
+START_TEST(a_formula_that_does_not_know_the_stage_says_nothing)
+{
+    char settings[256], path[256], *text;
+    struct small s;
+    size_t bytes;
+
+    snprintf(settings, sizeof settings, "train.microbatches=2 train.attention=dense report.peak_tflops=1 out=%s", scratch_make());
+    small_open(&s, NULL, settings);
+    train(&s);
+    check_rate(&s, "tflops_exact", flops_exact_total(&work));
+    ck_assert(isnan(metric(&s, "tflops_megatron_6753")) && isnan(metric(&s, "mfu_megatron_6753")));
+    snprintf(path, sizeof path, "%s/metrics.jsonl", strstr(settings, "out=") + 4);
+    CHECKED(file_read_all(&s.context->host, path, 1 << 20, &text, &bytes));
+    ck_assert_ptr_nonnull(strstr(text, "\"tflops_megatron_6753\":null"));
+    ck_assert_ptr_nonnull(strstr(text, "\"mfu_megatron_6753\":null"));
+    ck_assert(strstr(text, "\"mfu_exact\":") && !strstr(text, "\"mfu_exact\":null"));
+    host_free(&s.context->host, text, bytes + 1, MEMORY_HOST);
+    small_close(&s);
+    scratch_remove();
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("model");
-    TCase *terms = tcase_create("flops");
+    TCase *terms = tcase_create("flops"), *metrics = tcase_create("metrics");
 
     tcase_set_timeout(terms, 120);
     tcase_add_test(terms, sparse_training_of_an_odd_shape);
@@ -363,6 +447,10 @@ int main(void)
     tcase_add_test(terms, the_indexer_alone);
     tcase_add_test(terms, the_released_model);
     tcase_add_test(terms, a_dry_run_of_the_released_model);
+    tcase_add_test(metrics, rates_are_of_the_documents_trained_on);
+    tcase_add_test(metrics, without_a_peak_there_is_no_utilisation);
+    tcase_add_test(metrics, a_formula_that_does_not_know_the_stage_says_nothing);
     suite_add_tcase(suite, terms);
+    suite_add_tcase(suite, metrics);
     return run_tap(suite);
 }
