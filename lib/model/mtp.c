@@ -123,6 +123,7 @@ static void depth_backward(const struct mtp *m, struct pass *b, int d, const voi
         label(b, "mtp.head");
         norm_backward(b, m->w->norm, c->rms_norm_eps, c->hidden_size, at(b, q->y), at(b, q->out_rstd), dx, dx, 0, workspace);
     }
+    if (q->layer.frozen && !(q->layer.indexes && q->layer.indexer.learns)) return;
     if (m->replays) {
         b->replay = 1;
         layer_forward(&q->layer, b, at(b, q->x), selected_of(m, b, d), at(b, q->y));
