@@ -158,7 +158,7 @@ glm52_status glm52_model_forward(glm52_model *self, glm52_batch *batch, const ch
     TRY(check_outputs(outputs));
     TRY(batch_packs(&batch, 1, &packs, s->host));
     host_free(s->host, packs, sizeof *packs, MEMORY_HOST);
-    TRY(pack_validate(pack, m->config.model.vocab_size));
+    TRY(pack_validate(pack, m->config.model.vocab_size, m->config.model.max_position_embeddings));
     batch_clear_outputs(batch);
     int64_t vocabulary = m->config.model.vocab_size, wide = pack->rows > vocabulary ? pack->rows : vocabulary;
     size_t bytes = asks_for_wide(outputs) ? (size_t)(pack->rows * wide) * sizeof(float) : 0;

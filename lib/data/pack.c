@@ -128,22 +128,41 @@ static glm52_status outside(const char *what, int64_t row, int64_t id, int64_t v
     return fail_detail("position", "%lld", (long long)row);
 }
 
-glm52_status pack_validate(const struct pack *p, int64_t vocabulary)
+static glm52_status validate_weight(const char *field, const float *weight, int64_t row)
+{
+    if (isfinite(weight[row]) && weight[row] >= 0) return GLM52_OK;
+    fail(GLM52_E_INVALID, "%s at position %lld is %g; a weight is finite and not negative", field, (long long)row,
+         (double)weight[row]);
+    return fail_detail("position", "%lld", (long long)row);
+}
+
+static glm52_status validate_lengths(const struct pack *p, int64_t longest)
+{
+    for (int64_t i = 0; i < p->documents; i++) {
+        int64_t length = p->cu_seqlens[i + 1] - p->cu_seqlens[i];
+        if (length <= longest) continue;
+        fail(GLM52_E_INVALID, "document %lld has %lld tokens, model.max_position_embeddings = %lld", (long long)i,
+             (long long)length, (long long)longest);
+        return fail_hint("cut the document");
+    }
+    return GLM52_OK;
+}
+
+/* Tokens first: labels may have been made from them. */
+glm52_status pack_validate(const struct pack *p, int64_t vocabulary, int64_t longest)
 {
     TRY(validate_documents(p));
+    TRY(validate_lengths(p, longest));
+    for (int64_t row = 0; row < p->rows; row++)
+        if (p->token[row] < 0 || p->token[row] >= vocabulary) return outside("token", row, p->token[row], vocabulary);
     for (int64_t row = 0; row < p->rows; row++) {
-        int32_t token = p->token[row], label = p->label[row];
-
-        if (token < 0 || token >= vocabulary) return outside("token", row, token, vocabulary);
+        int32_t label = p->label[row];
         if (label != PACK_NO_LABEL && (label < 0 || label >= vocabulary)) {
             outside("label", row, label, vocabulary);
             return fail_hint("a row without a label has the label %d", PACK_NO_LABEL);
         }
-        if (!isfinite(p->mask[row]) || p->mask[row] < 0) {
-            fail(GLM52_E_INVALID, "loss_mask at position %lld is %g; a weight is finite and not negative",
-                 (long long)row, (double)p->mask[row]);
-            return fail_detail("position", "%lld", (long long)row);
-        }
+        TRY(validate_weight("loss_mask", p->mask, row));
+        if (p->counted) TRY(validate_weight("row_mask", p->counted, row));
     }
     return GLM52_OK;
 }

@@ -25,8 +25,8 @@ void pack_default_labels(struct pack *p);
 /* Sum of mask over labelled rows. */
 double pack_loss_weight(const struct pack *p);
 /* Refuses empty packs, cu_seqlens that do not rise from 0 to rows, ids outside the vocabulary (with the position),
- * labels outside it, masks that are negative or not finite. */
-glm52_status pack_validate(const struct pack *p, int64_t vocabulary);
+ * labels outside it, masks that are negative or not finite, documents of more than `longest` tokens. */
+glm52_status pack_validate(const struct pack *p, int64_t vocabulary, int64_t longest);
 /* Visible (query, key) pairs: all causal ones, and those of at most k keys per query. The last `blind` rows of each
  * document see nothing. */
 void pack_pairs(const struct pack *p, int64_t k, int64_t blind, double *causal, double *selected);

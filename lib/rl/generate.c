@@ -124,7 +124,7 @@ glm52_status generate(struct model *m, const int32_t *prompt, uint64_t count, ui
     d.pack.cu_seqlens[0] = 0;
     d.pack.cu_seqlens[1] = (int32_t)count;
     pack_default_labels(&d.pack);
-    glm52_status status = pack_validate(&d.pack, m->config.model.vocab_size);
+    glm52_status status = pack_validate(&d.pack, m->config.model.vocab_size, (int64_t)longest);
     uint64_t n = 0;
     for (int32_t token; n < limit && !status; n++) {
         status = next_token(&d, how, n, &token);

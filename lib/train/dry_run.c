@@ -11,6 +11,7 @@ static glm52_status synthetic_pack(const struct config *c, struct pack *p)
     int64_t rows = c->train.microbatch_tokens, length = c->data.document_tokens;
 
     if (length <= 0 || length > rows) length = rows;
+    if (length > c->model.max_position_embeddings) length = c->model.max_position_embeddings;
     TRY(pack_reserve(p, rows, (rows + length - 1) / length));
     p->rows = rows;
     memset(p->token, 0, (size_t)rows * sizeof *p->token);

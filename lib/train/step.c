@@ -97,10 +97,12 @@ void step_close(struct step *s)
 static glm52_status check_packs(const struct step *s, const struct pack *const *packs, uint32_t count,
                                 struct input_count *counted, int64_t *tokens)
 {
+    const struct model_config *c = &s->model->config.model;
+
     memset(counted, 0, sizeof *counted);
     *tokens = 0;
     for (uint32_t i = 0; i < count; i++) {
-        if (pack_validate(packs[i], s->model->config.model.vocab_size)) return fail_prefix("microbatch %u", i);
+        if (pack_validate(packs[i], c->vocab_size, c->max_position_embeddings)) return fail_prefix("microbatch %u", i);
         if (packs[i]->rows > s->network.rows) {
             fail(GLM52_E_INVALID, "microbatch %u has %lld tokens, train.microbatch_tokens = %lld", i,
                  (long long)packs[i]->rows, (long long)s->network.rows);

@@ -65,7 +65,7 @@ static struct dataset *open_dataset(void)
 
 static void check_pack(const struct pack *p)
 {
-    ck_assert(!pack_validate(p, 256));
+    ck_assert(!pack_validate(p, 256, 1 << 20));
     for (int64_t document = 0; document < p->documents; document++) {
         int64_t begin = p->cu_seqlens[document], end = p->cu_seqlens[document + 1];
         ck_assert_int_le(end - begin, 23);
@@ -131,26 +131,26 @@ START_TEST(packs_are_validated)
 
     pack_init(&p, &host);
     ck_assert(!pack_reserve(&p, 9, 3));
-    ck_assert_int_eq(pack_validate(&p, 256), GLM52_E_INVALID); /* empty */
+    ck_assert_int_eq(pack_validate(&p, 256, 1 << 20), GLM52_E_INVALID); /* empty */
     fill_pack(&p);
-    ck_assert_int_eq(pack_validate(&p, 19), GLM52_OK);
-    ck_assert_int_eq(pack_validate(&p, 18), GLM52_E_INVALID);
-    ck_assert_str_eq(glm52_error_detail(glm52_error_last(), "position"), "7"); /* its label is token 8 */
+    ck_assert_int_eq(pack_validate(&p, 19, 1 << 20), GLM52_OK);
+    ck_assert_int_eq(pack_validate(&p, 18, 1 << 20), GLM52_E_INVALID);
+    ck_assert_str_eq(glm52_error_detail(glm52_error_last(), "position"), "8");
     p.label[4] = -1;
-    ck_assert_int_eq(pack_validate(&p, 256), GLM52_E_INVALID);
+    ck_assert_int_eq(pack_validate(&p, 256, 1 << 20), GLM52_E_INVALID);
     fill_pack(&p);
     p.token[3] = -1;
-    ck_assert_int_eq(pack_validate(&p, 256), GLM52_E_INVALID);
+    ck_assert_int_eq(pack_validate(&p, 256, 1 << 20), GLM52_E_INVALID);
     ck_assert_str_eq(glm52_error_detail(glm52_error_last(), "position"), "3");
     for (int i = 0; i < 4; i++) {
         fill_pack(&p);
         p.cu_seqlens[i] = i == 2 ? 1 : 8 - i;
-        ck_assert_int_eq(pack_validate(&p, 256), GLM52_E_INVALID);
+        ck_assert_int_eq(pack_validate(&p, 256, 1 << 20), GLM52_E_INVALID);
     }
     for (int i = 0; i < 3; i++) {
         fill_pack(&p);
         p.mask[5] = ((float[]){-1, NAN, INFINITY})[i];
-        ck_assert_int_eq(pack_validate(&p, 256), GLM52_E_INVALID);
+        ck_assert_int_eq(pack_validate(&p, 256, 1 << 20), GLM52_E_INVALID);
     }
     ck_assert_int_eq(pack_reserve(&p, 2, 3), GLM52_E_INVALID);
     pack_free(&p);
@@ -372,7 +372,7 @@ START_TEST(a_text_without_line_ends_or_with_zero_bytes_works)
     pack_init(&p, &host);
     for (uint64_t n = 0; n < 40; n++) {
         ck_assert(!dataset_train_pack(d, n, &p));
-        ck_assert(!pack_validate(&p, 256));
+        ck_assert(!pack_validate(&p, 256, 1 << 20));
     }
     pack_free(&p);
     dataset_close(&d);
