@@ -117,11 +117,8 @@ static void set_mask(const struct pack *p, glm52_dtype dtype, const void *values
         mask[i] = dtype == GLM52_DTYPE_F32 ? ((const float *)values)[i] : (float)((const uint8_t *)values)[i];
 }
 
-glm52_status glm52_batch_set(glm52_batch *self, const char *field, glm52_dtype dtype, const void *values, uint64_t count)
+static glm52_status set_field(glm52_batch *self, const char *field, glm52_dtype dtype, const void *values, uint64_t count)
 {
-    CHECK(self, CLASS_BATCH);
-    CHECK_POINTER(field);
-    CHECK_POINTER(values);
     int integers = dtype == GLM52_DTYPE_I32 || dtype == GLM52_DTYPE_I64, tokens = !strcmp(field, "tokens");
     struct pack *p = &self->pack;
 
@@ -135,7 +132,6 @@ glm52_status glm52_batch_set(glm52_batch *self, const char *field, glm52_dtype d
     }
     if (!tokens && strcmp(field, "cu_seqlens") && count != (uint64_t)p->rows) return wrong_count(field, count, (uint64_t)p->rows);
     if (!tokens && !p->rows) return fail(GLM52_E_STATE, "set tokens before %s", field);
-    batch_clear_outputs(self);
     if (tokens) return set_tokens(self, dtype, values, count);
     if (!strcmp(field, "cu_seqlens")) return set_documents(self, dtype, values, count);
     if (!strcmp(field, "loss_mask")) {
@@ -150,6 +146,16 @@ glm52_status glm52_batch_set(glm52_batch *self, const char *field, glm52_dtype d
     }
     for (uint64_t i = 0; i < count; i++) p->label[i] = integer_at(dtype, values, i);
     self->has_labels = 1;
+    return GLM52_OK;
+}
+
+glm52_status glm52_batch_set(glm52_batch *self, const char *field, glm52_dtype dtype, const void *values, uint64_t count)
+{
+    CHECK(self, CLASS_BATCH);
+    CHECK_POINTER(field);
+    CHECK_POINTER(values);
+    TRY(set_field(self, field, dtype, values, count));
+    batch_clear_outputs(self);
     return GLM52_OK;
 }
 
