@@ -8,7 +8,7 @@
 #include "base/host.h"
 #include "base/text.h"
 
-enum { CONFIG_MAX_LAYERS = 512, CONFIG_MAX_EOS = 16 };
+enum { CONFIG_MAX_LAYERS = 512, CONFIG_MAX_EOS = 16, CONFIG_STAGE_NAME = 63 };
 
 enum mlp_type { MLP_DENSE, MLP_SPARSE };
 enum indexer_type { INDEXER_FULL, INDEXER_SHARED };

@@ -108,7 +108,7 @@ const struct option options[] = {
     CHOICE(optim.muon_split, "per_head|none", "per_head", "blocks of q_b_proj and kv_b_proj"),
     CHOICE(optim.muon_rope, "per_head|joint|adamw", "per_head", "rotary rows of q_b_proj, when it is split"),
 
-    INTEGER(train.steps, 1, 1000000000, "100", 0, "optimizer updates"),
+    INTEGER(train.steps, 0, 1000000000, "100", 0, "optimizer updates; 0: only evaluate"),
     INTEGER(train.microbatches, 1, 65536, "1", 0, "packed rows per update"),
     INTEGER(train.microbatch_tokens, 1, 16777216, "2048", 0, "most tokens of a packed row; memory grows with it"),
     INTEGER(train.eval_every, 0, 1000000000, "0", 0, "steps between evaluations; 0: at the end only"),

@@ -144,7 +144,7 @@ static glm52_status check_schedule(const struct config *c)
         fail(GLM52_E_INVALID, "optim.min_lr = %g is more than optim.lr = %g", o->min_lr, o->lr);
         return fail_detail("key", "optim.min_lr");
     }
-    if (o->schedule == SCHEDULE_CONSTANT) return GLM52_OK;
+    if (o->schedule == SCHEDULE_CONSTANT || !end) return GLM52_OK;
     if (o->warmup > end)
         return wrong("optim.warmup", o->warmup, "is longer than %s = %lld; nearest: %lld", end_key, end, end);
     if (o->schedule == SCHEDULE_WSD && (o->wsd_decay_steps < 1 || o->wsd_decay_steps > end))
@@ -194,7 +194,12 @@ const char *config_stage_name(const struct config *c)
 static glm52_status check_stage(const struct config *c)
 {
     int kl = c->indexer_loss.kind != INDEXER_LOSS_NONE;
+    size_t name = strlen(c->train.stage);
 
+    if (name > CONFIG_STAGE_NAME) {
+        fail(GLM52_E_INVALID, "train.stage has %zu bytes; at most %d make a name", name, CONFIG_STAGE_NAME);
+        return fail_detail("key", "train.stage");
+    }
     if (c->train.train_only == TRAIN_INDEXER && !kl)
         return clash("train.train_only", "train.train_only = indexer with indexer_loss.kind = none trains nothing",
                      "set indexer_loss.kind to dense or sparse");

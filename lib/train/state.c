@@ -171,7 +171,7 @@ static glm52_status open_optimizer(struct optimizer *o, const char *directory, s
 struct counters {
     int64_t step, schedule_begin, packs, updates[PARTS];
     double mean_loss, skipped;
-    char stage[64];
+    char stage[CONFIG_STAGE_NAME + 1];
 };
 
 static glm52_status save_counters(struct step *s, const char *directory)
