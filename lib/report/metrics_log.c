@@ -122,7 +122,10 @@ glm52_status metrics_log_write(struct metrics_log *log, const char *const *names
     json_t *object = json_object();
     int failed = 0;
 
-    for (size_t i = 0; i < count; i++) failed |= json_object_set_new(object, names[i], number(values[i]));
+    for (size_t i = 0; i < count; i++) {
+        failed |= json_object_set_new(object, names[i], number(values[i]));
+        if (!i && log->stage && *log->stage) failed |= json_object_set_new(object, "stage", json_string_nocheck(log->stage));
+    }
     char *line = failed ? NULL : json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(SIGNIFICANT_DIGITS));
     json_decref(object);
     if (!line) return fail_nomem(count * sizeof *values, "a line of metrics");

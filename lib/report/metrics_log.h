@@ -9,6 +9,7 @@ struct metrics_log {
     void *file;      /* of the host's file table; NULL when closed */
     char *path;
     uint64_t bytes;  /* written so far */
+    const char *stage; /* told in every line behind its first number; NULL or "": none. Borrowed; set after opening */
 };
 
 /* Starts the file anew, or with resume_step > 0 goes on after the lines of an earlier run, less those whose "step" is

@@ -290,6 +290,7 @@ static glm52_status write_log(struct step *s, const char *const *names, const do
 {
     if (!s->log_path) return GLM52_OK;
     if (!s->log.file) TRY(metrics_log_open(&s->log, s->model->host, s->log_path, (uint64_t)before));
+    s->log.stage = s->model->config.train.stage;
     return metrics_log_write(&s->log, names, values, count);
 }
 

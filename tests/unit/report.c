@@ -57,6 +57,20 @@ START_TEST(one_object_a_line)
 }
 END_TEST
 
+START_TEST(a_line_names_its_stage)
+{
+    struct metrics_log log;
+
+    ck_assert(!metrics_log_open(&log, &host, path, 0));
+    log.stage = "";
+    write_steps(&log, 1, 1);
+    log.stage = "joint \"\xc3\xa4\"";
+    write_steps(&log, 2, 2);
+    ck_assert(!metrics_log_close(&log));
+    check_contents("{\"step\":1,\"loss\":1.5}\n{\"step\":2,\"stage\":\"joint \\\"\xc3\xa4\\\"\",\"loss\":2.5}\n");
+}
+END_TEST
+
 START_TEST(resuming_drops_later_and_torn_lines)
 {
     const char *first = "{\"step\":1,\"loss\":1.5}\n{\"note\":\"kept\"}\n"
@@ -138,6 +152,7 @@ int main(void)
     snprintf(path, sizeof path, "%s/metrics.jsonl", folder);
     tcase_add_checked_fixture(metrics, start, finish);
     tcase_add_test(metrics, one_object_a_line);
+    tcase_add_test(metrics, a_line_names_its_stage);
     tcase_add_test(metrics, resuming_drops_later_and_torn_lines);
     tcase_add_test(metrics, resuming_without_an_earlier_file_starts_one);
     tcase_add_test(metrics, its_folder_is_made_or_named);
