@@ -54,12 +54,18 @@ glm52_step *glm52_step_ref(glm52_step *self)
     return object_ref(self, CLASS_STEP);
 }
 
+static void drop_plan(glm52_step *s)
+{
+    if (s->plan) host_free(&s->object.context->host, s->plan, sizeof *s->plan, MEMORY_HOST);
+    s->plan = NULL;
+}
+
 void glm52_step_unref(glm52_step **self)
 {
     glm52_step *s;
 
     if (!object_unref(self, CLASS_STEP, &s)) return;
-    if (s->plan) host_free(&s->object.context->host, s->plan, sizeof *s->plan, MEMORY_HOST);
+    drop_plan(s);
     step_close(&s->step);
     config_free(&s->config);
     if (s->optimizer) glm52_optimizer_unref(&s->optimizer);
@@ -128,8 +134,14 @@ glm52_status glm52_step_set_stage(glm52_step *self, glm52_config *config)
     glm52_status status = config_take_model(&next, &self->model->model.config);
     if (!status) status = config_validate(&next);
     if (!status) status = step_set_stage(&self->step, &next);
-    config_free(&next);
-    return status;
+    if (status) {
+        config_free(&next);
+        return status;
+    }
+    config_free(&self->config);
+    self->config = next;
+    drop_plan(self);
+    return GLM52_OK;
 }
 
 static glm52_status make_plan(glm52_step *self)
