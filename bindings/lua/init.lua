@@ -19,7 +19,7 @@ function glm52.train(given)
   if type(given) ~= "table" then error("glm52.train takes one table", 2) end
   local own, options = recipe.located(caller, recipe.split, given)
   if own.plan then
-    local found = plan(options, caller)
+    local found = plan(options, own, caller)
     print(found)
     return found
   end
@@ -30,8 +30,8 @@ end
 function glm52.plan(given)
   local caller = recipe.caller(2)
   if type(given) ~= "table" then error("glm52.plan takes one table", 2) end
-  local _, options = recipe.located(caller, recipe.split, given)
-  return plan(options, caller)
+  local own, options = recipe.located(caller, recipe.split, given)
+  return plan(options, own, caller)
 end
 
 local function is_file(path)

@@ -3,6 +3,7 @@
 local core = require "glm52.core"
 local recipe = require "glm52.recipe"
 local show = require "glm52.show"
+local stages = require "glm52.stages"
 
 local Plan = {}
 Plan.__index = Plan
@@ -83,14 +84,7 @@ local function total_flops(rows)
   return flops
 end
 
-local function make(options)
-  local context <close> = core.context { device = "meta" }
-  local config <close> = recipe.config(context, options)
-  local data
-  if config:get("data.text") ~= "" then
-    local dataset <close> = core.dataset(context, config)
-    data = dataset:describe()
-  end
+local function plan_of(context, config, data)
   local model <close> = core.model(context, config)
   local optimizer <close> = core.optimizer(model, config)
   local step <close> = core.step(model, optimizer, config)
@@ -106,7 +100,38 @@ local function make(options)
   }, Plan)
 end
 
--- The plan of a recipe's options; print() shows it as tables.
-return function(options, caller)
-  return recipe.located(caller, make, options)
+-- The plans of several stages.
+local Plans = setmetatable({}, { __index = Plan })
+Plans.__index = Plans
+
+function Plans:__tostring()
+  local lines, steps, flops, peak = {}, 0, 0, 0
+  for i, plan in ipairs(self.stages) do
+    lines[#lines + 1] = string.format("stage %d of %d: %s, %s\n", i, #self.stages, plan.name, plan.steps == 0
+      and "evaluated only" or plan.steps .. " steps\n" .. tostring(plan))
+    steps, flops, peak = steps + plan.steps, flops + plan.steps * plan.flops, math.max(peak, plan.peak)
+  end
+  lines[#lines + 1] = string.format("all stages: %d steps, %sFLOP, peak %s", steps, show.si(flops), show.bytes(peak))
+  return table.concat(lines, "\n")
+end
+
+local function make(options, own)
+  local context <close> = core.context { device = "meta" }
+  local list, data = stages.read(context, options, own), nil
+  if list[1].config:get("data.text") ~= "" then
+    local dataset <close> = core.dataset(context, list[1].config)
+    data = dataset:describe()
+  end
+  if not list.named then return plan_of(context, list[1].config, data) end
+  local plans = {}
+  for i, stage in ipairs(list) do
+    plans[i] = recipe.in_stage(stage, plan_of, context, stage.config, i == 1 and data)
+    plans[i].name = stage.name
+  end
+  return setmetatable({ stages = plans }, Plans)
+end
+
+-- The plan of a recipe's options (with `own` keys of the recipe); print() shows it as tables.
+return function(options, own, caller)
+  return recipe.located(caller, make, options, own)
 end

@@ -119,8 +119,18 @@ local function legend(add, entries)
   end
 end
 
--- SVG text. training, held_out: lists of {step, loss}; values that are not finite are left out.
-function plot.loss(title, training, held_out)
+-- Where stages begin.
+local function stage_marks(add, marks, x)
+  for _, mark in ipairs(marks) do
+    add('<line x1="%.1f" y1="%d" x2="%.1f" y2="%d" stroke="%s" stroke-dasharray="4 4"/>', x(mark[1]), top, x(mark[1]),
+      height - bottom, axis_colour)
+    add('<text transform="translate(%.1f %d) rotate(90)">%s</text>', x(mark[1]) + 4, top + 4, escape(mark[2]))
+  end
+end
+
+-- SVG text. training, held_out: lists of {step, loss}; values that are not finite are left out. marks: list of {step,
+-- name} of stages that begin, or nil.
+function plot.loss(title, training, held_out, marks)
   training, held_out = finite(training), finite(held_out)
   local most_x, low, high = ranges(training, held_out)
   local function x(step) return left + (width - left - right) * step / most_x end
@@ -135,6 +145,7 @@ function plot.loss(title, training, held_out)
     height - top - bottom)
   add('<text x="%d" y="34" font-size="15" font-weight="bold">%s</text>', left, escape(title))
   axes(add, x, y, most_x, low, high)
+  stage_marks(add, marks or {}, x)
   curve(add, thin(training), x, y, string.format('stroke="%s" stroke-width="1"', raw_colour))
   curve(add, thin(smooth(training)), x, y, string.format('stroke="%s" stroke-width="2"', smooth_colour))
   curve(add, held_out, x, y, string.format('stroke="%s" stroke-width="2"', held_out_colour))

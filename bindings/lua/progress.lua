@@ -7,23 +7,35 @@ Progress.__index = Progress
 
 local plain_every, redraw_every = 10, 0.1  -- seconds
 
-function Progress.new(steps, first)
+-- stages: list of {name}, where the lines name one; else false.
+function Progress.new(steps, first, stages)
+  local width = stages and #"stage"
+  for _, stage in ipairs(stages or {}) do width = math.max(width, utf8.len(stage.name) or #stage.name) end
   return setmetatable({
-    steps = steps, first = first, columns = system.terminal(), begin = system.seconds(), last = -math.huge,
-    drawn = false, rate = nil,
+    steps = steps, first = first, width = width and math.min(width, 16), columns = system.terminal(),
+    begin = system.seconds(), last = -math.huge, drawn = false, rate = nil,
   }, Progress)
+end
+
+local function columns(self, stage, step, ...)
+  local line = string.format("  %11s  %7s  %8s  %8s  %8s  %8s", step, ...)
+  if not self.width then return line end
+  local cut = utf8.offset(stage, self.width + 1)
+  stage = cut and stage:sub(1, cut - 1) or stage
+  return "  " .. stage .. (" "):rep(self.width - (utf8.len(stage) or #stage)) .. line
 end
 
 local function line_of(self, at)
   local done = at.step - self.first
   local remaining = done > 0 and (system.seconds() - self.begin) / done * (self.steps - at.step)
-  return string.format("  %11s  %7.4f  %8s  %8s  %8s  %8s", string.format("%d/%d", at.step, self.steps), at.loss,
-    at.held_out and string.format("%.4f", at.held_out) or "", self.rate and show.count(self.rate) or "",
-    at.memory and show.bytes(at.memory) or "", remaining and show.duration(remaining) or "")
+  return columns(self, at.stage, string.format("%d/%d", at.step, self.steps),
+    at.loss and string.format("%.4f", at.loss) or "", at.held_out and string.format("%.4f", at.held_out) or "",
+    self.rate and show.count(self.rate) or "", at.memory and show.bytes(at.memory) or "",
+    remaining and show.duration(remaining) or "")
 end
 
 function Progress:header()
-  print(string.format("  %11s  %7s  %8s  %8s  %8s  %8s", "step", "loss", "held-out", "tokens/s", "memory", "eta"))
+  print(columns(self, "stage", "step", "loss", "held-out", "tokens/s", "memory", "eta"))
 end
 
 local function clear(self)
@@ -31,7 +43,7 @@ local function clear(self)
   self.drawn = false
 end
 
--- at: {step, loss, held_out, memory, tokens_per_second}; `keep` for a line that stays.
+-- at: {step, loss, held_out, memory, tokens_per_second, stage}; `keep` for a line that stays.
 function Progress:show(at, keep)
   local now = system.seconds()
   self.rate = at.tokens_per_second and (self.rate and 0.9 * self.rate + 0.1 * at.tokens_per_second

@@ -27,6 +27,28 @@ function recipe.is_error(value)
   return type(value) == "table" and type(value.message) == "string" and type(value.name) == "string"
 end
 
+-- ---- names of options ------------------------------------------------------------------------------------
+
+local known  -- set of all keys
+
+-- The option that a key of a stage means: lr is optim.lr, attention is train.attention.
+function recipe.long(key)
+  if not known then
+    known = {}
+    for _, option in ipairs(core.options()) do known[option.key] = true end
+  end
+  for _, section in ipairs { "train.", "optim." } do
+    if known[section .. key] then return section .. key end
+  end
+  return key
+end
+
+-- How a stage may write it.
+function recipe.short(option)
+  local name = option:match("^train%.(.*)") or option:match("^optim%.(.*)")
+  return name and recipe.long(name) == option and name or option
+end
+
 -- ---- where a key stands ----------------------------------------------------------------------------------
 
 -- Lexical elements of Lua text from `position`: calls visit(kind, text, line) with kind "name", "string" or the symbol
@@ -66,31 +88,72 @@ local function scan(text, position, line, visit)
   end
 end
 
--- Line of `key` ("optim.lr") in the table constructors of `text` from `line` on, or nil: in the first one, or in all
--- that begin up to line `last`.
+-- Open tables and parentheses of a text that is scanned; entries without a key count from 1.
+local Nest = {}
+Nest.__index = Nest
+
+-- Where a key or an entry of the innermost table stands, "stages.2.lr", seen from the outermost one.
+function Nest:path(name)
+  local names = {}
+  for _, open in ipairs(self) do names[#names + 1] = open.label end
+  names[#names + 1] = name
+  return table.concat(names, ".", 2)
+end
+
+-- Label of a value that begins now.
+function Nest:entry()
+  local top = self[#self]
+  return top and (top.key or tostring(top.index)) or ""
+end
+
+function Nest:separate()
+  local top = self[#self]
+  if not top then return end
+  if not top.key then top.index = top.index + 1 end
+  top.key = nil
+end
+
+-- Closes the innermost table (and parentheses in it that are open), or parenthesis.
+function Nest:close(symbol)
+  if symbol == ")" and #self > 0 and not self[#self].label then
+    self[#self] = nil
+  elseif symbol == "}" and self.tables > 0 then
+    while not self[#self].label do self[#self] = nil end
+    self[#self], self.tables = nil, self.tables - 1
+  end
+end
+
+-- Line of `key` ("optim.lr", "stages.2.lr"; "stages.2" is a table) in the table constructors of `text` from `line` on,
+-- or nil: in the first one, or in all that begin up to line `last`.
 function recipe.line_of(text, line, key, last)
   local position = 1
   for _ = 2, line do position = (text:find("\n", position, true) or #text) + 1 end
 
-  local path, name, name_line, found = {}, nil, nil, nil
+  local nest, name, name_line, found = setmetatable({ tables = 0 }, Nest), nil, nil, nil
   scan(text, position, line, function(kind, content, at)
-    if last and at > last and #path == 0 then
+    local top = nest[#nest]
+    if last and at > last and nest.tables == 0 then
       return true
     elseif kind == "{" then
-      path[#path + 1] = name or ""
-      name = nil
-    elseif kind == "}" and #path > 0 then
-      path[#path] = nil
-      if #path == 0 and not last then return true end
-    elseif kind == "=" and name and #path > 0 then
-      local whole = table.concat(path, ".", 2)
-      if (whole == "" and name or whole .. "." .. name) == key then found = name_line end
-      return found ~= nil
+      local label = nest:entry()
+      if nest.tables > 0 and not top.key and nest:path(label) == key then found = at end
+      nest[#nest + 1], nest.tables = { label = label, index = 1 }, nest.tables + 1
+    elseif kind == "(" then
+      nest[#nest + 1] = { index = 1 }
+    elseif kind == "}" or kind == ")" then
+      local tables = nest.tables
+      nest:close(kind)
+      if tables > 0 and nest.tables == 0 and not last then return true end
+    elseif kind == "," or kind == ";" then
+      nest:separate()
+    elseif kind == "=" and name and top and top.label then
+      top.key = name
+      if nest:path(name) == key then found = name_line end
     elseif kind == "name" or kind == "string" then
       name, name_line = content, at
-    elseif kind ~= "]" and kind ~= "[" then
-      name = nil
     end
+    if kind ~= "name" and kind ~= "string" and kind ~= "]" and kind ~= "[" then name = nil end
+    return found ~= nil
   end)
   return found
 end
@@ -113,30 +176,40 @@ function recipe.caller(level)
   return { name = where.short_src, file = where.source:match("^@(.*)"), line = where.currentline }
 end
 
-local function place_of(caller, key)
+-- Where a key may stand, the best place first.
+local function places(key, stage)
+  local section = key:match("^[^.]+")
+  if not stage then return { key, section } end
+  local at = "stages." .. stage.index
+  return { at .. "." .. key, at .. "." .. recipe.short(key), at .. "." .. section, key, at, "stages" }
+end
+
+local function place_of(caller, key, stage)
   if not caller.name then return "" end
-  local text = caller.file and read_file(caller.file)
-  local line = text and (recipe.line_of(text, caller.line, key) or recipe.line_of(text, 1, key, caller.line)
-    or recipe.line_of(text, caller.line, (key:match("^[^.]+"))))
+  local text, line = caller.file and read_file(caller.file), nil
+  for _, place in ipairs(text and places(key, stage) or {}) do
+    line = line or recipe.line_of(text, caller.line, place) or recipe.line_of(text, 1, place, caller.line)
+  end
   return string.format("%s:%d: ", caller.name, line or caller.line)
 end
 
-local function overridden(key)
+-- The argument key=value that decided an option, or nil.
+local function overridden(key, stage)
   for _, override in ipairs(recipe.overrides) do
-    if override.key == key then return override end
+    if override.key == key or stage and recipe.option_for(override, stage) == key then return override end
   end
 end
 
 -- The same failure with the place of its key in front.
 local function locate(failure, caller)
   if not recipe.is_error(failure) then return failure end
-  local key = failure.details.key
-  local from_command = key and overridden(key)
+  local key, stage = failure.details.key, failure.details.stage
+  local from_command = key and overridden(key, stage)
   local place = ""
   if from_command then
     place = string.format("argument %s=%s: ", from_command.key, from_command.value)
   elseif key then
-    place = place_of(caller, key)
+    place = place_of(caller, key, stage)
   end
   return setmetatable({ status = failure.status, name = failure.name, message = place .. failure.message,
     hint = failure.hint, details = failure.details }, error_metatable)
@@ -147,6 +220,27 @@ function recipe.located(caller, f, ...)
   local results = table.pack(pcall(f, ...))
   if not results[1] then error(locate(results[2], caller), 0) end
   return table.unpack(results, 2, results.n)
+end
+
+-- How messages speak of a stage, which by default is called "stage N".
+function recipe.stage_title(name)
+  return name:find("^stage ") and name or "stage " .. name
+end
+
+-- Calls f(...); its failure is one of that stage, {index, name}.
+function recipe.in_stage(stage, f, ...)
+  local results = table.pack(pcall(f, ...))
+  if results[1] then return table.unpack(results, 2, results.n) end
+  local failure = results[2]
+  if not recipe.is_error(failure) then error(failure, 0) end
+  local key, message = failure.details.key, failure.message
+  if key and not key:find(".", 1, true) then
+    message = message:gsub("did you mean ([%w_.]+)%?", function(option)
+      return "did you mean " .. recipe.short(option) .. "?"
+    end)
+  end
+  recipe.error(failure.name, recipe.stage_title(stage.name) .. ": " .. message, failure.hint,
+    { key = key, stage = stage })
 end
 
 -- ---- key=value arguments ---------------------------------------------------------------------------------
@@ -166,6 +260,18 @@ function recipe.take_arguments(arguments)
       arguments[kept] = argument
     end
   end
+end
+
+-- Stage (name or number) and key of an argument stages.STAGE.KEY=value, or nil.
+function recipe.stage_argument(override)
+  return override.key:match("^stages%.([^.]+)%.(.+)$")
+end
+
+-- The option that an argument sets in that stage (nil: in a recipe without stages), or nil.
+function recipe.option_for(override, stage)
+  local whose, key = recipe.stage_argument(override)
+  if not whose then return not own_keys[override.key] and override.key or nil end
+  return stage and (whose == stage.name or whose == tostring(stage.index)) and recipe.long(key) or nil
 end
 
 -- What to do to go on with an interrupted run.
@@ -251,10 +357,6 @@ function recipe.split(given)
         { key = key })
     end
   end
-  if own.stages then
-    recipe.error("GLM52_E_UNSUPPORTED", "stages: training in several stages is not available yet",
-      "describe one stage with train = {...} and optim = {...}", { key = "stages" })
-  end
   return own, options
 end
 
@@ -266,18 +368,21 @@ local function blaming(key, f, ...)
   return result
 end
 
--- The config that options and overrides describe, validated. The shape of a model from the hub is read right away, so
--- that everything can be checked against it.
-function recipe.config(context, options)
+-- The config that options, those of a stage ({index, name, options}, or nil) and overrides describe; it is not
+-- validated. The shape of a model from the hub is read right away, so that everything can be checked against it.
+function recipe.config(context, options, stage)
   local config = core.config(context)
   config:load_json(to_json(options))
+  if stage then config:load_json(to_json(stage.options)) end
   for i = #recipe.overrides, 1, -1 do
     local override = recipe.overrides[i]
-    if not own_keys[override.key] then config:set(override.key, override.value) end
+    local key = recipe.option_for(override, stage)
+    -- A stage that is only evaluated stays one.
+    local stays = override.key == "train.steps" and stage and config:get(key) == "0"
+    if key and not stays then config:set(key, override.value) end
   end
   local hub = config:get "model.hub"
   if hub ~= "" then blaming("model.hub", config.load_hub, config, hub .. "/config.json") end
-  config:validate()
   return config
 end
 

@@ -1,4 +1,4 @@
--- Numbers as people read them.
+-- Numbers and texts as people read them.
 local show = {}
 
 local function scaled(value, steps, base)
@@ -41,6 +41,26 @@ function show.duration(seconds)
   if whole >= 10 * 86400 then return string.format("%d days", whole // 86400) end
   if whole >= 3600 then return string.format("%d:%02d:%02d", whole // 3600, whole // 60 % 60, whole % 60) end
   return string.format("%d:%02d", whole // 60, whole % 60)
+end
+
+-- A line "name    text" about a run.
+function show.said(name, text)
+  return string.format("%-8s %s", name, text)
+end
+
+function show.say(name, text)
+  print(show.said(name, text))
+end
+
+-- Text whose bytes may be no UTF-8: those that are none become U+FFFD.
+function show.text(bytes)
+  local parts, from = {}, 1
+  while true do
+    local good, bad = utf8.len(bytes, from)
+    if good then return table.concat(parts) .. bytes:sub(from) end
+    parts[#parts + 1] = bytes:sub(from, bad - 1) .. "\u{FFFD}"
+    from = bad + 1
+  end
 end
 
 -- Rows of texts as lines with aligned columns; align[i] is "right" for numbers. Empty rows are empty lines.

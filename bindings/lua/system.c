@@ -1,8 +1,11 @@
-/* What recipes need of the system and standard Lua lacks: terminal, clock, own path, and Ctrl-C as a cancellation. */
+/* What recipes need of the system and standard Lua lacks: terminal, clock, own path, directories, and Ctrl-C as a
+ * cancellation. */
+#include <errno.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -67,7 +70,7 @@ static int interrupted(lua_State *L)
     return 1;
 }
 
-/* ---- terminal, clock, path --------------------------------------------------------------------------- */
+/* ---- terminal, clock, paths -------------------------------------------------------------------------- */
 
 /* system.terminal(): columns of the terminal behind standard output, or nil. */
 static int terminal(lua_State *L)
@@ -100,9 +103,21 @@ static int executable(lua_State *L)
     return 1;
 }
 
+/* system.make_directory(path): true if it is there now, else nil and the reason. Its parent must exist. */
+static int make_directory(lua_State *L)
+{
+    const char *path = luaL_checkstring(L, 1);
+    struct stat found;
+
+    if ((mkdir(path, 0777) && errno != EEXIST) || stat(path, &found)) return luaL_fileresult(L, 0, NULL);
+    errno = ENOTDIR;
+    return luaL_fileresult(L, S_ISDIR(found.st_mode), NULL);
+}
+
 static const luaL_Reg functions[] = {
     {"catch_interrupts", catch_interrupts}, {"release_interrupts", release_interrupts}, {"interrupted", interrupted},
-    {"terminal", terminal}, {"seconds", seconds}, {"executable", executable}, {NULL, NULL}};
+    {"terminal", terminal}, {"seconds", seconds}, {"executable", executable},
+    {"make_directory", make_directory}, {NULL, NULL}};
 
 void push_system(lua_State *L)
 {

@@ -1,104 +1,25 @@
--- glm52.train: opens what the recipe describes, trains, evaluates, saves, and hands back a run.
+-- glm52.train: opens what the recipe describes, trains stage after stage, evaluates, saves, and hands back a run.
 --
 -- With `out` set, that directory holds
 --     metrics.jsonl, loss.svg     measurements
 --     config.json, *.safetensors  the trained model in the hub layout, written at the end
---     state/, run.json            what it takes to go on: written every train.save_every steps, on Ctrl-C, at the end
+--     state/, run.json            what it takes to go on: state.lua
 local core = require "glm52.core"
 local recipe = require "glm52.recipe"
 local plot = require "glm52.plot"
 local Progress = require "glm52.progress"
 local Run = require "glm52.run"
 local show = require "glm52.show"
+local stages = require "glm52.stages"
+local state = require "glm52.state"
 local system = core.system
 
--- Held-out packs of an evaluation under way and of the last one; more say little more and cost time.
+-- Held-out packs of an evaluation under way and of the last one of a stage; more say little more and cost time.
 local packs_under_way, packs_at_end = 8, 32
 
 local function number(config, key) return tonumber((config:get(key))) end
 
-local function say(name, text)
-  print(string.format("%-8s %s", name, text))
-end
-
--- ---- the state on disk -----------------------------------------------------------------------------------
-
-local function write_file(path, text)
-  local file, reason = io.open(path .. ".tmp", "w")
-  if file then
-    local written = file:write(text)
-    file = file:close() and written
-  end
-  local done
-  if file then done, reason = os.rename(path .. ".tmp", path) end
-  if not done then recipe.error("GLM52_E_IO", "cannot write " .. path .. ": " .. tostring(reason or "disk full?")) end
-end
-
-local function write_run(self, finished)
-  write_file(self.out .. "/run.json", string.format('{"finished":%s,"step":%d,"config":%s}\n', finished, self.at.step,
-    self.config:dump()))
-end
-
-local function save_state(self)
-  self.step:save(self.out .. "/state")
-  write_run(self, false)
-end
-
--- {finished, step, config (JSON)} of the run whose state the directory holds, or nil.
-local function read_state(self)
-  local file = self.out ~= "" and io.open(self.out .. "/run.json", "r")
-  if not file then return nil end
-  local text = file:read("a")
-  file:close()
-  local finished, step, config = text:match('^{"finished":(%a+),"step":(%d+),"config":(.*)}%s*$')
-  if not finished then
-    recipe.error("GLM52_E_CORRUPT", self.out .. "/run.json is damaged", "remove it to start anew")
-  end
-  return { finished = finished == "true", step = math.tointeger(step), config = config }
-end
-
--- Options that a resumed run must share with the state, for the weights and the position in the data depend on them;
--- names of things that may lie elsewhere by now are free.
-local free = { ["model.preset"] = true, ["model.hub"] = true, ["data.text"] = true }
-
-local function must_agree(key)
-  return (key:find("^model%.") or key:find("^data%.") or key == "train.seed") and not free[key]
-end
-
-local function compare_with_state(self, before)
-  local old <close> = core.config(self.context)
-  old:load_json(before.config)
-  for _, option in ipairs(core.options()) do
-    local was, is = old:get(option.key), self.config:get(option.key)
-    if was ~= is and must_agree(option.key) then
-      recipe.error("GLM52_E_INVALID", string.format("%s = %s, but the state in %s was trained with %s", option.key, is,
-        self.out, was), "restore it, or start anew with resume = false", { key = option.key })
-    elseif was ~= is and option.key ~= "out" and option.key ~= "device" and is ~= "" then
-      say("changed", string.format("%s = %s, was %s", option.key, is, was))
-    end
-  end
-end
-
--- Decides before anything large is opened whether to go on from the state on disk. That of an unfinished run is never
--- replaced unasked.
-local function look_for_state(self, resume)
-  local before = read_state(self)
-  if resume and before then
-    compare_with_state(self, before)
-    self.resumes = true
-  elseif before and not before.finished and resume == nil then
-    recipe.error("GLM52_E_STATE", string.format("%s holds the state of a run that stopped at step %d", self.out,
-      before.step), recipe.resume_hint() .. "; resume=false starts anew and replaces it", { key = "out" })
-  elseif resume then
-    say("resume", "there is no state to go on from; starting anew")
-  end
-end
-
-local function resume(self)
-  self.dataset:seek(self.step:resume(self.out .. "/state"))
-  self.at.step = math.tointeger(self.step:metric "step")
-  say("resume", string.format("after step %d", self.at.step))
-end
+local say = show.say
 
 -- ---- opening ---------------------------------------------------------------------------------------------
 
@@ -107,19 +28,41 @@ local function open(options, own)
   self.context = recipe.context(options, function(level, text)
     self.progress:note(string.format("glm52: %s: %s", level, text), true)
   end)
-  self.config = recipe.config(self.context, options)
-  self.out = self.config:get "out"
-  self.steps = number(self.config, "train.steps")
-  self.eval_every, self.save_every = number(self.config, "train.eval_every"), number(self.config, "train.save_every")
-  self.history, self.at = {}, { step = 0 }
-  look_for_state(self, own.resume)
-  self.dataset = core.dataset(self.context, self.config)
-  self.model = core.model(self.context, self.config)
-  self.optimizer = core.optimizer(self.model, self.config)
-  self.step = core.step(self.model, self.optimizer, self.config)
-  self.batches = {}
-  for i = 1, number(self.config, "train.microbatches") do self.batches[i] = core.batch(self.context) end
+  self.stages = stages.read(self.context, options, own)
+  self.out = self.stages[1].config:get "out"
+  self.history, self.at, self.begin = {}, { step = 0 }, 1
+  self.stages[1].first = 0
+  state.look(self, own.resume)
+  if self.stages.named then stages.rehearse(options, own) end
+  self.stage = self.stages[self.begin]
+  local config = self.stage.config
+  self.dataset = core.dataset(self.context, config)
+  if self.out ~= "" then state.make_directory(self.out) end
+  self.model = core.model(self.context, config)
+  self.optimizer = core.optimizer(self.model, config)
+  self.step = core.step(self.model, self.optimizer, config)
   return self
+end
+
+-- What earlier stages measured, from the file that a resumed run goes on with.
+local function recall_stages(self)
+  local by_name = {}
+  for i = 1, self.begin - 1 do by_name[self.stages[i].name] = self.stages[i] end
+  for _, record in ipairs(Run.read_metrics(self.out .. "/metrics.jsonl") or {}) do
+    local stage = by_name[record.stage]
+    if stage and record.loss then
+      stage.first, stage.last, stage.loss = stage.first or record.step - 1, record.step, record.loss
+    elseif stage then
+      stage.held_out_loss = record.held_out_loss
+    end
+  end
+end
+
+-- The last step of all stages from number `index` on, the first of which is under way.
+local function last_step(self, index)
+  local last = self.stages[index].first
+  for i = index, #self.stages do last = last + self.stages[i].steps end
+  return last
 end
 
 local function announce(self)
@@ -128,11 +71,13 @@ local function announce(self)
   say("data", self.dataset:describe())
   if self.out ~= "" then say("out", self.out) end
   if self.resumes then
-    resume(self)
+    recall_stages(self)
+    state.resume(self)
   elseif self.out ~= "" then
     os.remove(self.out .. "/run.json")  -- from here on its state is replaced
   end
-  self.progress = Progress.new(self.steps, self.at.step)
+  self.steps = last_step(self, self.begin)
+  self.progress = Progress.new(self.steps, self.at.step, self.stages.named and self.stages)
   self.context:poll()
 end
 
@@ -159,36 +104,66 @@ local function train_step(self)
   local at = self.at
   at.step, at.loss = math.tointeger(self.step:metric "step"), self.step:metric "loss"
   at.tokens_per_second, at.memory = self.step:metric "tokens_per_second", self.step:metric "peak_memory"
-  self.history[#self.history + 1] = { step = at.step, loss = at.loss }
+  self.stage.loss = at.loss
+  self.history[#self.history + 1] = { step = at.step, loss = at.loss, stage = at.stage or nil }
+end
+
+local function begin_stage(self, index)
+  local stage, before = self.stages[index], self.stage
+  if stage ~= before then
+    stage.first = self.at.step
+    self.stage = stage
+    self.step:set_stage(stage.config)
+  end
+  stage.last = stage.first + stage.steps
+  self.at.stage = self.stages.named and stage.name
+  self.batches = {}
+  for i = 1, number(stage.config, "train.microbatches") do self.batches[i] = core.batch(self.context) end
+  if self.at.stage then
+    self.progress:note(show.said("stage", string.format("%s (%d of %d), %s: %s", stage.name, index, #self.stages,
+      stage.steps == 0 and "evaluated only" or string.format("%d steps", stage.steps), self.model:describe())))
+  end
+end
+
+local function train_stage(self, stage)
+  local eval_every, save_every = number(stage.config, "train.eval_every"), number(stage.config, "train.save_every")
+  while self.at.step < stage.last do
+    train_step(self)
+    local step = self.at.step
+    local evaluates = eval_every > 0 and step % eval_every == 0 and step < stage.last
+    if evaluates then self.at.held_out = evaluate(self, self.step, packs_under_way) end
+    self.progress:show(self.at, evaluates)
+    if save_every > 0 and step % save_every == 0 and step < stage.last then state.save(self) end
+    self.context:poll()
+  end
+  stage.held_out_loss = evaluate(self, self.step, packs_at_end)
+  self.at.held_out = stage.held_out_loss
+  if self.at.loss or self.at.stage then self.progress:show(self.at, true) end
+  if stage.steps > 0 or not self.saved then state.save(self) end
 end
 
 local function train_loop(self)
   self.progress:header()
-  while self.at.step < self.steps do
-    train_step(self)
-    local step = self.at.step
-    local evaluates = self.eval_every > 0 and step % self.eval_every == 0 and step < self.steps
-    if evaluates then self.at.held_out = evaluate(self, self.step, packs_under_way) end
-    self.progress:show(self.at, evaluates)
-    if self.out ~= "" and self.save_every > 0 and step % self.save_every == 0 and step < self.steps then
-      save_state(self)
-    end
-    self.context:poll()
+  for index = self.begin, #self.stages do
+    begin_stage(self, index)
+    train_stage(self, self.stage)
   end
-  self.at.held_out = evaluate(self, self.step, packs_at_end)
-  if self.at.loss then self.progress:show(self.at, true) end
-  if self.out ~= "" then save_state(self) end
 end
 
 -- ---- the end ---------------------------------------------------------------------------------------------
 
+-- Stages that train the indexer alone have a loss of another kind: it is not drawn.
 local function draw(self)
-  local training, held_out = {}, {}
+  local training, held_out, marks, other = {}, {}, {}, {}
+  for _, stage in ipairs(self.stages) do
+    if stage.first and self.stages.named then marks[#marks + 1] = { stage.first, stage.name } end
+    if stage.config:get "train.train_only" == "indexer" then other[stage.name] = true end
+  end
   for _, record in ipairs(Run.read_metrics(self.out .. "/metrics.jsonl") or {}) do
-    if record.loss then training[#training + 1] = { record.step, record.loss } end
+    if record.loss and not other[record.stage] then training[#training + 1] = { record.step, record.loss } end
     if record.held_out_loss then held_out[#held_out + 1] = { record.step, record.held_out_loss } end
   end
-  write_file(self.out .. "/loss.svg", plot.loss(self.out, training, held_out))
+  state.write_file(self.out .. "/loss.svg", plot.loss(self.out, training, held_out, marks))
 end
 
 -- Takes the model from the files just written, and shows that it is the one that was trained.
@@ -196,8 +171,8 @@ local function reload(self)
   self.step:close()
   self.optimizer:close()
   self.model:close()
-  self.model = core.load(self.context, self.out, self.config)
-  local step <close> = core.step(self.model, nil, self.config)
+  self.model = core.load(self.context, self.out, self.stage.config)
+  local step <close> = core.step(self.model, nil, self.stage.config)
   local loss = evaluate(self, step, packs_at_end)
   if not loss then return say("saved", self.out) end
   if loss ~= self.at.held_out then
@@ -216,23 +191,24 @@ local function finish(self)
     self.model:save(self.out)
     draw(self)
     reload(self)
-    write_run(self, true)
+    state.write_run(self, true)
     say("metrics", self.out .. "/metrics.jsonl, " .. self.out .. "/loss.svg")
   end
   recipe.last_line = self.at.held_out and string.format("held-out loss %.3f", self.at.held_out)
     or self.at.loss and string.format("training loss %.3f", self.at.loss)
-  return Run.new { context = self.context, config = self.config, model = self.model, out = self.out,
-    held_out = self.at.held_out, history = self.history }
+  return Run.new { context = self.context, config = self.stage.config, model = self.model, out = self.out,
+    held_out = self.at.held_out, history = self.history, stages = self.stages }
 end
 
 -- After Ctrl-C: saves the state and says how to go on.
 local function stop(self)
   local signal = system.interrupted()
-  local at = string.format("interrupted after step %d of %d", self.at.step, self.steps)
+  local at = string.format("interrupted after step %d of %d%s", self.at.step, self.steps,
+    self.at.stage and ", in " .. recipe.stage_title(self.at.stage) or "")
   if self.out == "" then
     recipe.error("GLM52_E_CANCELLED", at .. "; nothing is saved, for the recipe has no `out`", "", { signal = signal })
   end
-  save_state(self)
+  state.save(self)
   recipe.error("GLM52_E_CANCELLED", at .. "; its state is in " .. self.out, recipe.resume_hint(), { signal = signal })
 end
 

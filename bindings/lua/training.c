@@ -234,6 +234,13 @@ static int step_plan(lua_State *L)
     return 1;
 }
 
+/* step:set_stage(config): goes on with the stage that the config describes. */
+static int step_set_stage(lua_State *L)
+{
+    check(L, glm52_step_set_stage(handle_get(L, 1, &step_class), handle_get(L, 2, &config_class)));
+    return 0;
+}
+
 static int step_save(lua_State *L)
 {
     check(L, glm52_step_save(handle_get(L, 1, &step_class), luaL_checkstring(L, 2)));
@@ -252,6 +259,7 @@ static int step_resume(lua_State *L)
 
 static const luaL_Reg step_methods[] = {
     {"run", step_run}, {"gradients", step_gradients}, {"evaluate", step_evaluate}, {"metric", step_metric},
-    {"metrics", step_metrics}, {"plan", step_plan}, {"save", step_save}, {"resume", step_resume}, {NULL, NULL}};
+    {"metrics", step_metrics}, {"plan", step_plan}, {"set_stage", step_set_stage}, {"save", step_save},
+    {"resume", step_resume}, {NULL, NULL}};
 
 const struct class step_class = {"glm52.step", unref_step, step_methods};

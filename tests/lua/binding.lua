@@ -143,6 +143,14 @@ case("the line of a key", function()
   end
   for _, key in ipairs { "c", "x", "y", "z", "b.h", "e" } do equal(recipe.line_of(text, 2, key), nil) end
   equal(recipe.line_of(text, 8, "h"), 9)
+
+  text = table.concat({ "f({ stages = {", "{ a = g(1, 2),", "b = { c = 3 } };", "other, {", "a = { 1, { d = 4 } } }",
+    "} })" }, "\n")
+  for key, line in pairs { ["stages.1"] = 2, ["stages.1.a"] = 2, ["stages.1.b.c"] = 3, ["stages.3"] = 4,
+    ["stages.3.a"] = 5, ["stages.3.a.2.d"] = 5 } do
+    equal(recipe.line_of(text, 1, key), line)
+  end
+  for _, key in ipairs { "a", "stages.2", "stages.2.a", "stages.3.d" } do equal(recipe.line_of(text, 1, key), nil) end
 end)
 
 case("numbers as people read them", function()
@@ -156,6 +164,12 @@ case("numbers as people read them", function()
   equal(show.duration(71.6), "1:12")
   equal(show.duration(3 * 3600 + 25 * 60 + 45), "3:25:45")
   equal(show.duration(0 / 0), "?")
+end)
+
+case("bytes that are no UTF-8 are shown as such", function()
+  equal(show.text "", "")
+  equal(show.text "na\u{EF}ve \u{1F600}", "na\u{EF}ve \u{1F600}")
+  equal(show.text "\xFFa\xC3\xC3\xA9\xE2\x82", "\u{FFFD}a\u{FFFD}\u{E9}\u{FFFD}\u{FFFD}")
 end)
 
 case("a picture holds its curves, and copes with none", function()

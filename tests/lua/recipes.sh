@@ -2,46 +2,13 @@
 # Recipes as a user runs them: mistakes and where they point, plans, a short run with all it leaves, Ctrl-C, going on.
 # Usage: recipes.sh GLM52 MODULE_FOLDER EXAMPLES; prints TAP.
 set -u
+here=$(realpath "$(dirname "$0")")
 glm52=$(realpath "$1") modules=$(realpath "$2") examples=$(realpath "$3")
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 cd "$folder" || exit 1
 
-count=0
-verdict() { # STATUS NAME: a line of TAP, with the last output if it failed
-    count=$((count + 1))
-    if [ "$1" = 0 ]; then
-        echo "ok $count - $2"
-    else
-        echo "not ok $count - $2"
-        sed 's/^/# /' out err
-    fi
-}
-
-# answers NAME STATUS TEXT COMMAND...: the command ends with the status, and its last words on standard error are TEXT.
-answers() {
-    name=$1 status=$2 text=$3
-    shift 3
-    "$@" >out 2>err
-    got=$?
-    [ $got = "$status" ] && [ "$(cat err)" = "$text" ]
-    verdict $? "$name"
-}
-
-# holds NAME CONDITION...: the condition is true.
-holds() {
-    name=$1
-    shift
-    "$@"
-    verdict $? "$name"
-}
-
-last_line() { [ "$(tail -n 1 "$1" | sed 's/[0-9]\.[0-9]*$/N/')" = "$2" ]; }
-
-# Some text with something to learn.
-awk 'BEGIN { split("light darkness water heaven earth day night tree river stone", w, " ")
-    for (i = 0; i < 900; i++)
-        print "And the " w[i % 10 + 1] " was upon the " w[i * 7 % 9 + 2] " of the " w[i * 3 % 10 + 1] "." }' >text
+. "$here/tap.sh"
 
 # The smallest model there is, so that a step takes no time. Line numbers below count from here.
 cat >small.lua <<'END'
@@ -66,7 +33,7 @@ answers "a wrong key" 1 "glm52: recipe.lua:6: optim.warm_up: no such option; did
 answers "a wrong key under lua5.4" 1 "lua5.4: recipe.lua:6: optim.warm_up: no such option; did you mean optim.warmup?" \
     env LUA_CPATH="$modules/?.so" lua5.4 recipe.lua
 replaced 's/steps = 6/steps = -6/'
-answers "a wrong value" 1 "glm52: recipe.lua:7: train.steps = -6 is out of range 1 .. 1000000000; nearest: 1" \
+answers "a wrong value" 1 "glm52: recipe.lua:7: train.steps = -6 is out of range 0 .. 1000000000; nearest: 0" \
     "$glm52" train recipe.lua
 replaced 's/document_tokens = 128/document_tokens = 512/'
 answers "values that contradict each other" 1 \
@@ -93,9 +60,9 @@ answers "a wrong argument" 1 \
     "$glm52" train small.lua train.step=3
 answers "a missing text" 1 "glm52: argument data.text=none: data.text: cannot open none: No such file or directory
   set data.text to a text file that exists and can be read" "$glm52" train small.lua data.text=none
-replaced '/^  out =/a \  stages = { { name = "warmup" } },'
-answers "stages" 1 "glm52: recipe.lua:9: stages: training in several stages is not available yet
-  describe one stage with train = {...} and optim = {...}" "$glm52" train recipe.lua
+echo file >file
+answers "a directory that cannot be made" 1 "glm52: argument out=file/x: out = file/x cannot be written: Not a directory" \
+    "$glm52" train small.lua out=file/x
 echo 'local x; x.y = 1' >recipe.lua
 answers "a mistake in Lua" 1 "glm52: recipe.lua:1: attempt to index a nil value (local 'x')" "$glm52" train recipe.lua
 answers "a recipe that is not there" 1 "glm52: cannot open none.lua: No such file or directory" \
@@ -162,7 +129,7 @@ holds "and how to go on" grep -q '^  go on with: .* train small.lua .*--resume$'
 holds "an interrupted run is not replaced unasked" grep -q '^glm52: small.lua:8: small holds the state of a run' err
 "$glm52" train small.lua --resume optim.lr=0.02 data.pack_tokens=255 >out 2>err
 holds "a resumed run must read the same data" grep -q 'data.pack_tokens = 255, but the state' err
-step=$(sed -n 's/.*"step":\([0-9]*\),"config.*/\1/p' small/run.json)
+step=$(sed -n 's/.*"step":\([0-9]*\),"stage_begin.*/\1/p' small/run.json)
 "$glm52" train small.lua --resume "train.steps=$((step + 2))" >out 2>err
 holds "it goes on" last_line out "held-out loss N"
 holds "with every step measured once" \
