@@ -234,7 +234,8 @@ GLM52_API glm52_status glm52_context_describe_device(glm52_context *self, const 
 /* Bytes the library holds through the context's allocator now, and at most so far. Either may be NULL. May be
  * called from any thread. */
 GLM52_API glm52_status glm52_context_memory(glm52_context *self, uint64_t *now, uint64_t *peak);
-/* Number of usable devices of a kind: "cpu" gives 1. 0 for unknown kinds. */
+/* Number of devices of a kind: "cpu" gives 1, "cuda" the GPUs the driver shows. 0 for unknown kinds, and where a driver or
+ * the back end is missing. */
 GLM52_API int32_t glm52_context_device_count(const char *kind);
 
 /* ---- config ------------------------------------------------------------------------------------------ */

@@ -1,5 +1,6 @@
 #include <omp.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "api/object.h"
@@ -18,9 +19,35 @@ static glm52_status check_options(const glm52_context_options *o)
     return GLM52_OK;
 }
 
+/* Number of the GPU in "cuda" or "cuda:N"; -1: neither. */
+static int cuda_index(const char *device)
+{
+    char *end;
+    long index;
+
+    if (!strcmp(device, "cuda")) return 0;
+    if (strncmp(device, "cuda:", 5) || device[5] < '0' || device[5] > '9') return -1;
+    index = strtol(device + 5, &end, 10);
+    return *end || index > 4096 ? -1 : (int)index;
+}
+
+static glm52_status open_cuda(glm52_context *c, int index)
+{
+    TRY(stream_open_cuda(&c->stream, &c->host, index));
+    cuda_describe(index, c->device, sizeof c->device);
+    return GLM52_OK;
+}
+
 static glm52_status open_device(glm52_context *c, const char *device, int threads)
 {
-    if (!strcmp(device, "cpu") || !strcmp(device, "auto")) {
+    int index;
+
+    if (!strcmp(device, "auto")) {
+        if (!open_cuda(c, 0)) return GLM52_OK;
+        host_log(&c->host, GLM52_LOG_NOTICE, "device \"auto\": cpu, since %s", glm52_error_message(glm52_error_last()));
+        device = "cpu";
+    }
+    if (!strcmp(device, "cpu")) {
         TRY(stream_open_cpu(&c->stream, &c->host, threads));
         snprintf(c->device, sizeof c->device, "cpu, %d threads", c->stream.threads);
         return GLM52_OK;
@@ -31,12 +58,9 @@ static glm52_status open_device(glm52_context *c, const char *device, int thread
         snprintf(c->device, sizeof c->device, "meta: counts memory and FLOPs, computes nothing");
         return GLM52_OK;
     }
-    if (!strncmp(device, "cuda", 4)) {
-        fail(GLM52_E_UNSUPPORTED, "device \"%.32s\": this build has no CUDA back end", device);
-        return fail_hint("use \"cpu\"");
-    }
+    if ((index = cuda_index(device)) >= 0) return open_cuda(c, index) ? fail_prefix("device \"%.32s\"", device) : GLM52_OK;
     fail(GLM52_E_INVALID, "device \"%.32s\" is unknown", device);
-    return fail_hint("use \"cpu\", \"meta\", \"cuda\" or \"auto\"");
+    return fail_hint("use \"cpu\", \"meta\", \"cuda\", \"cuda:1\" or \"auto\"");
 }
 
 glm52_status glm52_context_create(const glm52_context_options *options, glm52_context **out)
@@ -101,5 +125,6 @@ glm52_status glm52_context_memory(glm52_context *self, uint64_t *now, uint64_t *
 
 int32_t glm52_context_device_count(const char *kind)
 {
+    if (kind && !strcmp(kind, "cuda")) return cuda_device_count();
     return kind && (!strcmp(kind, "cpu") || !strcmp(kind, "meta"));
 }

@@ -4,6 +4,12 @@
 
 #include "base/error.h"
 
+#if GLM52_CUDA
+#define DEVICES_BUILT " cuda"
+#else
+#define DEVICES_BUILT ""
+#endif
+
 const char *glm52_version(void)
 {
     return GLM52_VERSION;
@@ -16,11 +22,12 @@ int32_t glm52_abi_version(void)
 
 const char *glm52_build_info(void)
 {
-    return "glm52 " GLM52_VERSION ", compiler " __VERSION__ ", devices cpu meta";
+    return "glm52 " GLM52_VERSION ", compiler " __VERSION__ ", devices cpu meta" DEVICES_BUILT;
 }
 
 int32_t glm52_feature(const char *name)
 {
+    if (name && !strcmp(name, "cuda")) return GLM52_CUDA;
     return name && GLM52_FAILPOINTS && !strcmp(name, "failpoints");
 }
 

@@ -6,20 +6,7 @@
 #include <stdatomic.h>
 
 #include "base/error.h"
-
-/* Classes of memory, as the plan reports them. */
-enum memory_class {
-    MEMORY_PARAMETERS,
-    MEMORY_GRADIENTS,
-    MEMORY_OPTIMIZER,
-    MEMORY_ACTIVATIONS, /* saved from forward to backward */
-    MEMORY_WORKSPACE,   /* dead once a part has run */
-    MEMORY_COMM,
-    MEMORY_HOST,        /* tables, data, text */
-    MEMORY_CLASSES
-};
-
-extern const char *const memory_class_name[MEMORY_CLASSES];
+#include "base/memory.h"
 
 struct host {
     glm52_allocator allocator;

@@ -13,8 +13,15 @@
 #ifndef GLM52_OPS_OPS_H
 #define GLM52_OPS_OPS_H
 
-#include "base/host.h"
+#include "base/error.h"
+#include "base/memory.h"
 #include "ops/tally.h"
+
+#ifdef __cplusplus /* of cuda/, which knows the host only by its address: C++ has no _Atomic */
+struct host;
+#else
+#include "base/host.h"
+#endif
 
 struct ops;
 
@@ -175,8 +182,8 @@ struct ops {
 
     /* ---- device ---- */
     /* Zeroed by nobody. A failure is a status with what was asked and what is there. */
-    glm52_status (*allocate)(struct stream *s, size_t bytes, enum memory_class class, void **out);
-    void (*release)(struct stream *s, void *memory, size_t bytes, enum memory_class class);
+    glm52_status (*allocate)(struct stream *s, size_t bytes, enum memory_class of, void **out);
+    void (*release)(struct stream *s, void *memory, size_t bytes, enum memory_class of);
     void (*upload)(struct stream *s, void *to_device, const void *from_host, size_t bytes);
     void (*download)(struct stream *s, void *to_host, const void *from_device, size_t bytes); /* complete on return */
     void (*zero)(struct stream *s, void *memory, size_t bytes);
@@ -367,6 +374,11 @@ struct ops {
 /* Opens a device on the host's memory. threads: cpu only, 0 = what OpenMP offers. */
 glm52_status stream_open_cpu(struct stream *s, struct host *host, int threads);
 glm52_status stream_open_meta(struct stream *s, struct host *host);
+/* UNSUPPORTED without the CUDA back end or a GPU it has code for, DEVICE where driver or device fail. */
+glm52_status stream_open_cuda(struct stream *s, struct host *host, int index);
+/* GPUs that stream_open_cuda can be asked for; 0 where anything it needs is missing. */
+int cuda_device_count(void);
+void cuda_describe(int index, char *text, size_t bytes);
 void stream_close(struct stream *s);
 
 #endif

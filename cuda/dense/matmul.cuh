@@ -1,0 +1,22 @@
+/* Products by cuBLASLt, for the operation gemm and for operations made of products. */
+#pragma once
+
+#include "device/device.cuh"
+
+glm52_status matmul_open(cuda_device *d);
+void matmul_close(cuda_device *d);
+
+/* c = alpha a b + beta * from, with the shape and strides of g, whose `scale` and `add` do not count here; from has the type,
+ * stride and gaps of c, and may be c. beta = 0: from is not read. */
+void matmul(cuda_device *d, const struct gemm *g, const void *a, const void *b, float alpha, float beta, const void *from,
+            void *c);
+
+/* The operation: alpha is g->scale, beta is g->add. */
+static inline void matmul(cuda_device *d, const struct gemm *g, const void *a, const void *b, void *c)
+{
+    matmul(d, g, a, b, g->scale == 0 ? 1.0f : g->scale, g->add ? 1.0f : 0.0f, c, c);
+}
+
+/* The same as the first by own kernels, which take any shape and mixed types. */
+void matmul_plain(cuda_device *d, const struct gemm *g, const void *a, const void *b, float alpha, float beta,
+                  const void *from, void *c);
