@@ -1,5 +1,7 @@
 #include "case.h"
 
+#include "api/object.h"
+
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -38,6 +40,62 @@ void case_fail_last(struct golden_case *c, const char *what)
     const glm52_error *e = glm52_error_last();
 
     case_fail(c, "%s: %s (%s)", what, glm52_error_message(e), glm52_error_hint(e));
+}
+
+const char *golden_device = "cpu";
+
+int case_stream(struct golden_case *c, struct stream *s)
+{
+    int is_cuda = !strncmp(golden_device, "cuda", 4);
+
+    if (!(is_cuda ? stream_open_cuda(s, &c->host, 0) : stream_open_cpu(s, &c->host, 0))) return 1;
+    case_fail_last(c, golden_device);
+    return 0;
+}
+
+glm52_status case_context(glm52_context **out)
+{
+    glm52_context_options options = {.struct_size = sizeof options, .device = golden_device};
+
+    return glm52_context_create(&options, out);
+}
+
+void *view_on_host(glm52_context *context, const glm52_view *v)
+{
+    void *copy = must_allocate((size_t)v->bytes, 1);
+
+    if (v->data && v->on_device)
+        context->stream.ops->download(&context->stream, copy, v->data, (size_t)v->bytes);
+    else if (v->data)
+        memcpy(copy, v->data, (size_t)v->bytes);
+    return copy;
+}
+
+void *on_device(struct mirror *m, const void *host, size_t bytes)
+{
+    int i = m->count++;
+
+    m->at[i].host = (void *)(uintptr_t)host;
+    m->at[i].bytes = bytes;
+    if (m->s->ops->allocate(m->s, bytes, MEMORY_WORKSPACE, &m->at[i].device)) {
+        fprintf(stderr, "golden_check: no memory on the device\n");
+        exit(2);
+    }
+    m->s->ops->upload(m->s, m->at[i].device, host, bytes);
+    return m->at[i].device;
+}
+
+void back_from_device(struct mirror *m)
+{
+    for (int i = 0; i < m->count; i++) {
+        m->s->ops->download(m->s, m->at[i].host, m->at[i].device, m->at[i].bytes);
+        m->s->ops->release(m->s, m->at[i].device, m->at[i].bytes, MEMORY_WORKSPACE);
+    }
+    m->count = 0;
+    if (m->s->ops->synchronize(m->s)) {
+        fprintf(stderr, "golden_check: %s\n", glm52_error_message(glm52_error_last()));
+        exit(2);
+    }
 }
 
 static const json_t *listed(const struct golden_case *c)

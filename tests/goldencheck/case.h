@@ -6,6 +6,7 @@
 
 #include "base/host.h"
 #include "checkpoint/safetensors.h"
+#include "ops/ops.h"
 
 struct golden_case {
     struct host host;
@@ -38,6 +39,27 @@ int case_array(struct golden_case *c, const char *name, struct array *out);
 void array_free(struct array *a);
 float *array_floats(const struct array *a);     /* free() it */
 int32_t *array_int32s(const struct array *a);   /* free() it */
+
+/* The device that cases run on: "cpu", or what golden_check --device says. */
+extern const char *golden_device;
+/* 1, or 0 with the failure reported. */
+int case_stream(struct golden_case *c, struct stream *s);
+glm52_status case_context(glm52_context **out);
+/* What a view shows, on the host; free() it. */
+void *view_on_host(glm52_context *context, const glm52_view *v);
+
+/* Arrays of the host as one operation sees them on the device. on_device() copies an array over, back_from_device() copies
+ * all of them back and gives the device's memory back. */
+struct mirror {
+    struct stream *s;
+    int count;
+    struct {
+        void *host, *device;
+        size_t bytes;
+    } at[8];
+};
+void *on_device(struct mirror *m, const void *host, size_t bytes);
+void back_from_device(struct mirror *m);
 
 /* Compares with the tensor of that name: integers exactly, floats within its atol, or 2e-4 of its largest magnitude
  * where it has none. Prints a line that begins with label. */

@@ -40,7 +40,12 @@ static void check_adamw(struct golden_case *c, struct stream *s)
     for (int64_t t = 0; t < steps; t++) {
         rates[RATE_CORRECTION1] = (float)(1 - pow(beta1, (double)(t + 1)));
         rates[RATE_CORRECTION2] = (float)(1 - pow(beta2, (double)(t + 1)));
-        s->ops->adamw(s, &a, rates, &coefficient, gradient + t * n, m, v, NULL, weight);
+        struct mirror on = {.s = s};
+        size_t bytes = (size_t)n * sizeof(float);
+        s->ops->adamw(s, &a, on_device(&on, rates, sizeof rates), on_device(&on, &coefficient, sizeof coefficient),
+                      on_device(&on, gradient + t * n, bytes), on_device(&on, m, bytes), on_device(&on, v, bytes), NULL,
+                      on_device(&on, weight, bytes));
+        back_from_device(&on);
         for (int64_t i = 0; i < n; i++) {
             w_all[t * n + i] = (double)weight[i];
             m_all[t * n + i] = (double)m[i];
@@ -70,9 +75,13 @@ static void add_squares(struct golden_case *c, struct stream *s, double *squares
         struct array gradient;
         if (!case_array(c, name, &gradient)) return;
         float *x = array_floats(&gradient);
-        void *workspace = host_alloc(&c->host, s->ops->sum_bytes(s, gradient.count), MEMORY_WORKSPACE);
-        s->ops->sum_squares(s, gradient.count, x, squares, workspace);
-        host_free(&c->host, workspace, s->ops->sum_bytes(s, gradient.count), MEMORY_WORKSPACE);
+        struct mirror m = {.s = s};
+        size_t bytes = s->ops->sum_bytes(s, gradient.count);
+        void *workspace = must_allocate(bytes, 1);
+        s->ops->sum_squares(s, gradient.count, on_device(&m, x, (size_t)gradient.count * sizeof *x),
+                            on_device(&m, squares, sizeof *squares), on_device(&m, workspace, bytes));
+        back_from_device(&m);
+        free(workspace);
         free(x);
         array_free(&gradient);
     }
@@ -97,13 +106,16 @@ static void check_clip(struct golden_case *c, struct stream *s)
 {
     struct array limits;
     double squares = 0, wide;
-    float norm = 0, coefficient;
+    float norm = 0, coefficient = 0;
 
     if (!case_array(c, "clip.max_norm", &limits)) return;
     add_squares(c, s, &squares);
     double *coefficients = must_allocate((size_t)limits.count, sizeof *coefficients);
     for (int64_t i = 0; i < limits.count; i++) {
-        s->ops->clip(s, &squares, (float)limits.value[i], &norm, &coefficient);
+        struct mirror m = {.s = s};
+        s->ops->clip(s, on_device(&m, &squares, sizeof squares), (float)limits.value[i], on_device(&m, &norm, sizeof norm),
+                     on_device(&m, &coefficient, sizeof coefficient));
+        back_from_device(&m);
         coefficients[i] = (double)coefficient;
         check_clipped(c, (int)i, coefficient);
     }
@@ -154,10 +166,7 @@ void run_adamw_clip_lr(struct golden_case *c)
     const char *name;
     json_t *options;
 
-    if (stream_open_cpu(&stream, &c->host, 0)) {
-        case_fail_last(c, "cpu");
-        return;
-    }
+    if (!case_stream(c, &stream)) return;
     if (json_object_get(c->sidecar, "adamw")) check_adamw(c, &stream);
     if (case_has(c, "clip.max_norm")) check_clip(c, &stream);
     json_object_foreach(json_object_get(c->sidecar, "schedules"), name, options) check_schedule(c, name, options);

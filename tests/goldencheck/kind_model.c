@@ -74,7 +74,7 @@ static glm52_status open_model(struct model_run *r, const char *directory)
 {
     char path[2100];
     glm52_config *config = NULL;
-    glm52_status status = glm52_context_create(NULL, &r->context);
+    glm52_status status = case_context(&r->context);
 
     snprintf(path, sizeof path, "%s/%s", r->c->directory, directory);
     if (!status) status = glm52_config_create(r->context, &config);
@@ -139,21 +139,23 @@ static int64_t view_count(const glm52_view *v)
     return count;
 }
 
-static struct array view_array(const glm52_view *v)
+static struct array view_array(const struct model_run *r, const glm52_view *v)
 {
     struct array a = {.count = view_count(v)};
+    void *values = view_on_host(r->context, v);
     int is_integer = v->dtype == GLM52_DTYPE_I32 || v->dtype == GLM52_DTYPE_I64;
 
     a.value = must_allocate((size_t)a.count, sizeof *a.value);
     if (is_integer) a.integer = must_allocate((size_t)a.count, sizeof *a.integer);
     for (int64_t i = 0; i < a.count; i++) {
         if (is_integer)
-            a.integer[i] = v->dtype == GLM52_DTYPE_I32 ? ((int32_t *)v->data)[i] : ((int64_t *)v->data)[i];
+            a.integer[i] = v->dtype == GLM52_DTYPE_I32 ? ((int32_t *)values)[i] : ((int64_t *)values)[i];
         else if (v->dtype == GLM52_DTYPE_BF16)
-            a.value[i] = (double)bf16_to_f32(((uint16_t *)v->data)[i]);
+            a.value[i] = (double)bf16_to_f32(((uint16_t *)values)[i]);
         else
-            a.value[i] = v->dtype == GLM52_DTYPE_F64 ? ((double *)v->data)[i] : (double)((float *)v->data)[i];
+            a.value[i] = v->dtype == GLM52_DTYPE_F64 ? ((double *)values)[i] : (double)((float *)values)[i];
     }
+    free(values);
     return a;
 }
 
@@ -176,7 +178,7 @@ static void compare_output(struct model_run *r, const char *tensor, const char *
         case_fail_last(r->c, label);
         return;
     }
-    struct array got = view_array(&view);
+    struct array got = view_array(r, &view);
     if (got.integer && r->length && text_starts_with(output, "topk.")) count_from_document(r, &got);
     for (int64_t i = 0; got.integer && !strcmp(output, "labels") && i < got.count; i++)
         if (got.integer[i] < 0) got.integer[i] = -100;
@@ -234,12 +236,12 @@ static void drop_padding_row(const struct model_run *r, const char *parameter, c
     for (int64_t i = 0; occurs && i < width && (id + 1) * width <= got->count; i++) got->value[id * width + i] = 0;
 }
 
-static double largest_gradient(const glm52_view *v)
+static double largest_gradient(const struct model_run *r, const glm52_view *v)
 {
     double most = 0;
 
     if (!v->data) return 0;
-    struct array a = view_array(v);
+    struct array a = view_array(r, v);
     for (int64_t i = 0; i < a.count; i++) most = isnan(a.value[i]) ? INFINITY : fmax(most, fabs(a.value[i]));
     array_free(&a);
     return most;
@@ -263,11 +265,11 @@ static void compare_parameters(struct model_run *r, const char *prefix)
         snprintf(tensor, sizeof tensor, "%sgrad.%s", prefix, info.name);
         snprintf(label, sizeof label, "%s%s", r->label, tensor);
         if (!case_has(r->c, tensor)) {
-            other[unlisted++] = largest_gradient(&info.gradient);
+            other[unlisted++] = largest_gradient(r, &info.gradient);
         } else if (!info.gradient.data) {
             case_fail(r->c, "%s: the library has no gradient of it", label);
         } else {
-            struct array got = view_array(&info.gradient);
+            struct array got = view_array(r, &info.gradient);
             drop_padding_row(r, info.name, &info.gradient, &got);
             compare_floats(r->c, label, tensor, got.value, got.count);
             array_free(&got);
@@ -366,9 +368,10 @@ struct distance {
 };
 
 /* Of a tensor of the case from what the library has. */
-static struct distance distance_of(struct golden_case *c, const char *tensor, const glm52_view *view)
+static struct distance distance_of(const struct model_run *r, const char *tensor, const glm52_view *view)
 {
-    struct array exact = {0}, got = view_array(view);
+    struct golden_case *c = r->c;
+    struct array exact = {0}, got = view_array(r, view);
     struct distance d = {0};
 
     if (!case_array(c, tensor, &exact) || exact.count != got.count) {
@@ -405,10 +408,10 @@ static void check_bf16_outputs(struct model_run *r)
         case_fail_last(r->c, "bf16 forward");
         return;
     }
-    struct distance d = distance_of(r->c, "f64.logits", &logits);
+    struct distance d = distance_of(r, "f64.logits", &logits);
     check_band(r->c, "logits (max)", d.largest);
     check_band(r->c, "logits (rms)", sqrt(d.squares / (double)d.count));
-    check_band(r->c, "loss", distance_of(r->c, "f64.loss", &loss).largest);
+    check_band(r->c, "loss", distance_of(r, "f64.loss", &loss).largest);
 }
 
 static void check_bf16_gradients(struct model_run *r)
@@ -427,7 +430,7 @@ static void check_bf16_gradients(struct model_run *r)
         if (glm52_model_parameter(r->model, i, &info)) continue;
         snprintf(tensor, sizeof tensor, "f64.grad.%s", info.name);
         if (!case_has(r->c, tensor) || !info.gradient.data) continue;
-        struct distance d = distance_of(r->c, tensor, &info.gradient);
+        struct distance d = distance_of(r, tensor, &info.gradient);
         double relative = sqrt(d.squares / d.norm);
         worst = relative <= worst ? worst : relative;
     }

@@ -108,11 +108,15 @@ static void move_by_muon(struct matrix *x, const struct piece *p, float lr, cons
     const struct ops *ops = x->stream->ops;
     float rates[RATES] = {[RATE_LR] = lr}, all = 1;
     size_t bytes = ops->muon_bytes(x->stream, &p->blocks);
-    void *workspace = host_alloc(x->stream->host, bytes, MEMORY_WORKSPACE);
+    size_t whole = (size_t)(x->rows * x->columns) * sizeof(float);
+    void *workspace = must_allocate(bytes, 1);
+    struct mirror m = {.s = x->stream};
 
-    ops->muon(x->stream, &p->blocks, rates, &all, gradient + p->offset, x->momentum + p->offset, NULL,
-              x->weight + p->offset, workspace);
-    host_free(x->stream->host, workspace, bytes, MEMORY_WORKSPACE);
+    ops->muon(x->stream, &p->blocks, on_device(&m, rates, sizeof rates), on_device(&m, &all, sizeof all),
+              (float *)on_device(&m, gradient, whole) + p->offset, (float *)on_device(&m, x->momentum, whole) + p->offset,
+              NULL, (float *)on_device(&m, x->weight, whole) + p->offset, on_device(&m, workspace, bytes));
+    back_from_device(&m);
+    free(workspace);
 }
 
 static void move_by_adamw(struct matrix *x, const struct piece *p, const float *gradient)
@@ -128,7 +132,13 @@ static void move_by_adamw(struct matrix *x, const struct piece *p, const float *
     for (int64_t block = 0; block < p->blocks.batch; block++) {
         int64_t at = p->offset + block * p->blocks.stride;
 
-        x->stream->ops->adamw(x->stream, &a, rates, &all, gradient + at, x->m + at, x->v + at, NULL, x->weight + at);
+        size_t bytes = (size_t)a.count * sizeof(float);
+        struct mirror m = {.s = x->stream};
+
+        x->stream->ops->adamw(x->stream, &a, on_device(&m, rates, sizeof rates), on_device(&m, &all, sizeof all),
+                              on_device(&m, gradient + at, bytes), on_device(&m, x->m + at, bytes),
+                              on_device(&m, x->v + at, bytes), NULL, on_device(&m, x->weight + at, bytes));
+        back_from_device(&m);
     }
 }
 
@@ -302,10 +312,7 @@ void run_muon(struct golden_case *c)
     struct array start;
     struct stream stream;
 
-    if (stream_open_cpu(&stream, &c->host, 0)) {
-        case_fail_last(c, "cpu");
-        return;
-    }
+    if (!case_stream(c, &stream)) return;
     if (case_has(c, "zero.W1") && case_array(c, "zero.W1", &start)) {
         zero = array_floats(&start);
         array_free(&start);
@@ -426,10 +433,7 @@ void run_muon_split(struct golden_case *c)
         return;
     }
     if (!find_family(c, json_string_value(json_object_get(o, "coefficient_type")), &family)) return;
-    if (stream_open_cpu(&stream, &c->host, 0)) {
-        case_fail_last(c, "cpu");
-        return;
-    }
+    if (!case_stream(c, &stream)) return;
     check_layout(c, &stream, &q_b, &family);
     check_layout(c, &stream, &kv_b, &family);
     stream_close(&stream);

@@ -27,7 +27,11 @@ static void check_theta(struct golden_case *c, struct stream *stream, const stru
     for (int64_t i = 0; i < half; i++) part[i] = (double)frequency[i];
     snprintf(tensor, sizeof tensor, "%s.inv_freq", prefix);
     compare_within(c, tensor, part, half, 0);
-    stream->ops->rope_table(stream, rows, (int32_t)half, position, frequency, table);
+    struct mirror m = {.s = stream};
+    stream->ops->rope_table(stream, rows, (int32_t)half, on_device(&m, position, (size_t)rows * sizeof *position),
+                            on_device(&m, frequency, (size_t)half * sizeof *frequency),
+                            on_device(&m, table, (size_t)(2 * count) * sizeof *table));
+    back_from_device(&m);
     for (int which = 0; which < 2; which++) {
         for (int64_t i = 0; i < count; i++) part[i] = (double)table[2 * i + which];
         snprintf(tensor, sizeof tensor, "%s.%s", prefix, name[which]);
@@ -48,8 +52,7 @@ void run_rope(struct golden_case *c)
     struct stream stream;
 
     if (!case_array(c, "positions", &positions)) return;
-    if (stream_open_cpu(&stream, &c->host, 0)) {
-        case_fail_last(c, "cpu");
+    if (!case_stream(c, &stream)) {
         array_free(&positions);
         return;
     }

@@ -40,7 +40,11 @@ static void product(struct router *r, int64_t m, int64_t n, int64_t k, const flo
                      .transpose_a = transpose_a, .transpose_b = transpose_b, .a_type = GLM52_DTYPE_F32,
                      .b_type = GLM52_DTYPE_F32, .c_type = GLM52_DTYPE_F32};
 
-    r->stream.ops->gemm(&r->stream, &g, a, b, c);
+    struct mirror on = {.s = &r->stream};
+
+    r->stream.ops->gemm(&r->stream, &g, on_device(&on, a, (size_t)(m * k) * sizeof *a),
+                        on_device(&on, b, (size_t)(k * n) * sizeof *b), on_device(&on, c, (size_t)(m * n) * sizeof *c));
+    back_from_device(&on);
 }
 
 /* ---- choice ---- */
@@ -50,6 +54,18 @@ static struct route route_of(const struct router *r, int32_t k, float scale)
     return (struct route){.rows = r->rows, .experts = r->experts, .k = k, .normalize = 1, .scale = scale};
 }
 
+static void choose(struct router *r, const struct route *shape, const float *bias, int32_t *chosen, float *weight)
+{
+    size_t count = (size_t)(r->rows * shape->k);
+    struct mirror m = {.s = &r->stream};
+
+    r->stream.ops->route_forward(&r->stream, shape,
+                                 on_device(&m, r->logits, (size_t)(r->rows * r->experts) * sizeof *r->logits),
+                                 on_device(&m, bias, (size_t)r->experts * sizeof *bias),
+                                 on_device(&m, chosen, count * sizeof *chosen), on_device(&m, weight, count * sizeof *weight));
+    back_from_device(&m);
+}
+
 static void check_choice(struct router *r, int32_t *chosen)
 {
     int64_t count = r->rows * r->k;
@@ -57,7 +73,7 @@ static void check_choice(struct router *r, int32_t *chosen)
     float *weight = must_allocate((size_t)count, sizeof *weight);
     int64_t *wide = must_allocate((size_t)count, sizeof *wide);
 
-    r->stream.ops->route_forward(&r->stream, &shape, r->logits, r->bias, chosen, weight);
+    choose(r, &shape, r->bias, chosen, weight);
     for (int64_t i = 0; i < count; i++) wide[i] = chosen[i];
     compare_integers(r->c, "idx", "idx", wide, count);
     compare(r, "weights", weight, count);
@@ -75,10 +91,10 @@ static void check_unbiased(struct router *r)
     int32_t *chosen = must_allocate((size_t)count, sizeof *chosen);
     int64_t *map = must_allocate((size_t)count, sizeof *map);
 
-    r->stream.ops->route_forward(&r->stream, &few, r->logits, none, chosen, weight);
+    choose(r, &few, none, chosen, weight);
     for (int64_t i = 0; i < r->rows * r->k; i++) map[i / r->k * r->experts + chosen[i]] = 1;
     if (case_has(r->c, "aux_map")) compare_integers(r->c, "aux_map", "aux_map", map, count);
-    r->stream.ops->route_forward(&r->stream, &all, r->logits, none, chosen, weight);
+    choose(r, &all, none, chosen, weight);
     compare(r, "aux_scores", weight, count);
     free(none);
     free(weight);
@@ -96,7 +112,11 @@ static void check_choice_gradient(struct router *r, const int32_t *chosen)
     if (cotangent.count == r->rows * r->k) {
         dweight = array_floats(&cotangent);
         dlogits = must_allocate((size_t)(r->rows * r->experts), sizeof *dlogits);
-        r->stream.ops->route_backward(&r->stream, &shape, r->logits, chosen, dweight, dlogits);
+        struct mirror m = {.s = &r->stream};
+        size_t all = (size_t)(r->rows * r->experts) * sizeof(float), few = (size_t)(r->rows * r->k) * sizeof(float);
+        r->stream.ops->route_backward(&r->stream, &shape, on_device(&m, r->logits, all), on_device(&m, chosen, few),
+                                      on_device(&m, dweight, few), on_device(&m, dlogits, all));
+        back_from_device(&m);
         compare(r, "route_grad.grad_logits", dlogits, r->rows * r->experts);
         free(dweight);
         free(dlogits);
@@ -120,7 +140,13 @@ static void check_loss(struct router *r, const char *prefix, double coefficient,
     char name[NAME];
     double loss = 0;
 
-    r->stream.ops->route_auxiliary(&r->stream, &shape, r->logits, sequence, dlogits, &loss, NULL);
+    struct mirror m = {.s = &r->stream};
+    size_t all = (size_t)(r->rows * r->experts) * sizeof(float);
+
+    r->stream.ops->route_auxiliary(&r->stream, &shape, on_device(&m, r->logits, all),
+                                   on_device(&m, sequence, (size_t)(sequences + 1) * sizeof *sequence),
+                                   on_device(&m, dlogits, all), on_device(&m, &loss, sizeof loss), NULL);
+    back_from_device(&m);
     product(r, r->experts, r->hidden, r->rows, dlogits, 1, r->x, 0, dw);
     product(r, r->rows, r->hidden, r->experts, dlogits, 0, r->w, 0, dx);
     snprintf(name, sizeof name, "%s.loss", prefix);
@@ -173,8 +199,11 @@ static void check_bias(struct router *r)
                 float *next = moved + (step + 1) * experts;
 
                 memcpy(next, next - experts, (size_t)experts * sizeof *next);
+                struct mirror m = {.s = &r->stream};
                 r->stream.ops->balance_bias(&r->stream, r->experts, (float)option(r, "bias_update_rate"),
-                                            counts.value + step * experts, next);
+                                            on_device(&m, counts.value + step * experts, (size_t)experts * sizeof(double)),
+                                            on_device(&m, next, (size_t)experts * sizeof *next));
+                back_from_device(&m);
             }
             compare(r, "bias_seq.bias", moved, bias.count);
             free(moved);
@@ -217,9 +246,7 @@ void run_router_aux(struct golden_case *c)
         r.experts = (int32_t)bias.count;
         if (x.dimensions != 2 || w.count != r.experts * r.hidden || r.k < 1 || r.k > r.experts) {
             case_fail(c, "x must be [rows, hidden], W [experts, hidden], bias [experts], topk at most experts");
-        } else if (stream_open_cpu(&r.stream, &c->host, 0)) {
-            case_fail_last(c, "cpu");
-        } else {
+        } else if (case_stream(c, &r.stream)) {
             r.x = array_floats(&x);
             r.w = array_floats(&w);
             r.bias = array_floats(&bias);

@@ -31,7 +31,8 @@ struct training {
     glm52_batch *batch;
     struct kept kept[KEPT];
     int keeps;
-    float *scores;
+    float *scores; /* on the device, `score_bytes` of them */
+    size_t score_bytes;
     struct tap tap;
 };
 
@@ -57,8 +58,11 @@ static void take(void *user, const char *name, int layer, glm52_dtype type, int6
         snprintf(k->name, sizeof k->name, "%s.%d", name, layer);
     k->count = rows * columns;
     k->value = must_allocate((size_t)k->count, sizeof *k->value);
+    glm52_view view = {.data = (void *)(uintptr_t)values, .on_device = 1, .bytes = (uint64_t)k->count * dtype_size(type)};
+    void *copy = view_on_host(t->context, &view);
     for (int64_t i = 0; i < k->count; i++)
-        k->value[i] = type == GLM52_DTYPE_I32 ? (double)((const int32_t *)values)[i] : (double)((const float *)values)[i];
+        k->value[i] = type == GLM52_DTYPE_I32 ? (double)((const int32_t *)copy)[i] : (double)((const float *)copy)[i];
+    free(copy);
 }
 
 static void forget(struct training *t)
@@ -160,7 +164,7 @@ static glm52_status open_training(struct training *t, glm52_status (*configure)(
     char path[2100];
 
     snprintf(path, sizeof path, "%s/%s", t->c->directory, weights ? weights : "?");
-    TRY(glm52_context_create(NULL, &t->context));
+    TRY(case_context(&t->context));
     TRY(glm52_config_create(t->context, &t->config));
     TRY(set_common(t, rows));
     TRY(configure(t, with));
@@ -168,7 +172,11 @@ static glm52_status open_training(struct training *t, glm52_status (*configure)(
     TRY(glm52_optimizer_create(t->model, NULL, &t->optimizer));
     TRY(glm52_step_create(t->model, t->optimizer, NULL, &t->step));
     int64_t vocabulary = t->model->model.config.model.vocab_size;
-    t->scores = must_allocate((size_t)(rows * (rows > vocabulary ? rows : vocabulary)), sizeof *t->scores);
+    struct stream *s = &t->context->stream;
+    void *scores;
+    t->score_bytes = (size_t)(rows * (rows > vocabulary ? rows : vocabulary)) * sizeof *t->scores;
+    TRY(s->ops->allocate(s, t->score_bytes, MEMORY_WORKSPACE, &scores));
+    t->scores = scores;
     t->tap = (struct tap){.user = t, .wants = wants, .take = take, .scores = t->scores};
     t->step->step.tap = &t->tap;
     return glm52_batch_create(t->context, &t->batch);
@@ -177,7 +185,8 @@ static glm52_status open_training(struct training *t, glm52_status (*configure)(
 static void close_training(struct training *t)
 {
     forget(t);
-    free(t->scores);
+    if (t->scores)
+        t->context->stream.ops->release(&t->context->stream, t->scores, t->score_bytes, MEMORY_WORKSPACE);
     glm52_batch_unref(&t->batch);
     glm52_step_unref(&t->step);
     glm52_optimizer_unref(&t->optimizer);
@@ -232,12 +241,14 @@ static void compare_kept(struct training *t, const char *tensor, const char *for
     free(integer);
 }
 
-static double *parameter_values(const glm52_view *v, int64_t *count)
+static double *parameter_values(const struct training *t, const glm52_view *v, int64_t *count)
 {
     *count = (int64_t)(v->bytes / dtype_size(v->dtype));
     double *out = must_allocate((size_t)*count, sizeof *out);
+    float *values = view_on_host(t->context, v);
 
-    for (int64_t i = 0; v->data && i < *count; i++) out[i] = (double)((const float *)v->data)[i];
+    for (int64_t i = 0; i < *count; i++) out[i] = (double)values[i];
+    free(values);
     return out;
 }
 
@@ -255,7 +266,7 @@ static void compare_parameters(struct training *t, const char *prefix, int gradi
         glm52_parameter_info info = {.struct_size = sizeof info};
         int64_t count;
         if (glm52_model_parameter(t->model, i, &info)) continue;
-        double *values = parameter_values(gradients ? &info.gradient : &info.value, &count);
+        double *values = parameter_values(t, gradients ? &info.gradient : &info.value, &count);
         snprintf(tensor, sizeof tensor, "%s%s", prefix, info.name);
         if (case_has(t->c, tensor))
             compare_floats(t->c, tensor, tensor, values, count);
@@ -582,9 +593,13 @@ static void record_metric(struct training *t, struct record *r, const char *form
     record_one(r, value);
 }
 
-static void record_bias(struct record *r, const struct parameter *bias)
+static void record_bias(struct training *t, struct record *r, const struct parameter *bias)
 {
-    for (uint64_t i = 0; i < bias->count; i++) record_one(r, (double)((const float *)(const void *)bias->value)[i]);
+    glm52_view view = {.data = bias->value, .on_device = 1, .bytes = bias->count * sizeof(float)};
+    float *values = view_on_host(t->context, &view);
+
+    for (uint64_t i = 0; i < bias->count; i++) record_one(r, (double)values[i]);
+    free(values);
 }
 
 static void record_step(struct training *t, struct record *r)
@@ -605,7 +620,7 @@ static void record_step(struct training *t, struct record *r)
         }
         if (!n->layer[layer].sparse) continue;
         record_kept(t, &r[ROUTER], "router_idx.%d", layer, NULL);
-        record_bias(&r[BIAS], n->layer[layer].w->moe.bias);
+        record_bias(t, &r[BIAS], n->layer[layer].w->moe.bias);
     }
     for (int d = 0; d < executions; d++) record_metric(t, &r[KL], "indexer_loss.%d", n->layers + d);
     for (int d = 0; d < n->mtp.depths; d++) {
@@ -615,7 +630,7 @@ static void record_step(struct training *t, struct record *r)
         record_kept(t, &r[MTP_ROUTER], "mtp_router_idx.%d", d, inside);
         free(inside);
     }
-    if (n->mtp.depths) record_bias(&r[BIAS], n->mtp.w->layer.moe.bias);
+    if (n->mtp.depths) record_bias(t, &r[BIAS], n->mtp.w->layer.moe.bias);
 }
 
 static void compare_record(struct golden_case *c, const struct record *r)

@@ -1,4 +1,4 @@
-/* golden_check PATH...: finds cases, runs those whose kind is known, and counts. */
+/* golden_check [--device NAME] PATH...: finds cases, runs those whose kind is known, and counts. */
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -140,12 +140,18 @@ int main(int argc, char **argv)
 {
     struct stat status;
 
-    if (argc < 2) {
-        fprintf(stderr, "usage: golden_check PATH...  (a sidecar X.json, or a directory of them)\n");
+    int first = 1;
+
+    if (argc > 2 && !strcmp(argv[1], "--device")) {
+        golden_device = argv[2];
+        first = 3;
+    }
+    if (argc <= first) {
+        fprintf(stderr, "usage: golden_check [--device NAME] PATH...  (a sidecar X.json, or a directory of them)\n");
         return 2;
     }
     setvbuf(stdout, NULL, _IOLBF, 0);
-    for (int i = 1; i < argc; i++) {
+    for (int i = first; i < argc; i++) {
         if (stat(argv[i], &status))
             fail_path(argv[i], "cannot be found");
         else if (S_ISDIR(status.st_mode))
