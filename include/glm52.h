@@ -295,7 +295,7 @@ GLM52_API glm52_status glm52_model_parameter_find(glm52_model *self, const char 
 GLM52_API glm52_status glm52_model_forward(glm52_model *self, glm52_batch *batch, const char *outputs);
 /* Continues `prompt` (count token ids) by up to `limit` tokens into `tokens`; *produced says how many.
  * temperature 0 picks the most likely token; otherwise samples, a pure function of seed and position.
- * Errors: CANCELLED, DEVICE. */
+ * Errors: NUMERIC (a logit is not finite), CANCELLED, DEVICE. */
 GLM52_API glm52_status glm52_model_generate(glm52_model *self, const int32_t *prompt, uint64_t count,
                                             uint64_t limit, double temperature, uint64_t seed, int32_t *tokens,
                                             uint64_t *produced);
@@ -353,7 +353,8 @@ GLM52_API glm52_status glm52_optimizer_resync(glm52_optimizer *self);
 /* ---- step -------------------------------------------------------------------------------------------- */
 
 /* Plans and takes all memory a training step will ever need. optimizer may be NULL for evaluation only.
- * config: train section; NULL means the model's. Errors: STATE (config describes another stage), DEVICE. */
+ * config: train section; NULL means the model's.
+ * Errors: STATE (config describes another stage, or the optimizer is of an earlier one), DEVICE. */
 GLM52_API glm52_status glm52_step_create(glm52_model *model, glm52_optimizer *optimizer, glm52_config *config,
                                          glm52_step **out);
 GLM52_API glm52_step *glm52_step_ref(glm52_step *self);
@@ -380,8 +381,10 @@ GLM52_API const char *glm52_step_metric_name(glm52_step *self, uint32_t index);
 /* Goes on with the stage that `config` describes (train, indexer_loss, mtp, moe and optim sections; the model's shape stays):
  * which parameters are trained, which losses, which attention. Model, counters, data position and the optimizer state of
  * parameters that are trained before and after are kept; other state begins at zero. A new train.stage begins a new
- * schedule. The same as saving, leaving and resuming under the new options, bit for bit.
- * Errors: STATE (no optimizer), DEVICE. */
+ * schedule. The same as saving, leaving and resuming under the new options, bit for bit. An optimizer made earlier serves
+ * no new step of the model. On failure the old stage goes on, unless the detail "state" is "lost": then model and
+ * optimizer are in the new stage, and the step has no memory and wants another call before it does anything else.
+ * Errors: STATE (no optimizer, or another step of the model is open), DEVICE. */
 GLM52_API glm52_status glm52_step_set_stage(glm52_step *self, glm52_config *config);
 /* Row `index` of the plan: memory per class and FLOPs per operation of one step with full microbatches.
  * INVALID past the end. The dry run happens at the first call. */

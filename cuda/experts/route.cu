@@ -159,7 +159,7 @@ __global__ __launch_bounds__(THREADS) void capacity_kernel(const struct route r,
     __syncthreads();
     for (int64_t i = threadIdx.x; i < count; i += THREADS)
         if (chosen[i] == expert && signbit(weight[i])) weight[i] = 0;
-    if (threadIdx.x == 0) atomicAdd(dropped, (double)lost);
+    if (dropped && threadIdx.x == 0) atomicAdd(dropped, (double)lost);
 }
 
 void limit_capacity(struct stream *s, const struct route *r, int64_t capacity, int32_t by_weight, const int32_t *chosen,

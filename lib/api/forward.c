@@ -162,7 +162,7 @@ glm52_status glm52_model_forward(glm52_model *self, glm52_batch *batch, const ch
     batch_clear_outputs(batch);
     int64_t vocabulary = m->config.model.vocab_size, wide = pack->rows > vocabulary ? pack->rows : vocabulary;
     size_t bytes = asks_for_wide(outputs) ? (size_t)(pack->rows * wide) * sizeof(float) : 0;
-    TRY(network_open(m, pack->rows, KEEP_NOTHING, 1, &network));
+    TRY(network_open(m, pack->rows, KEEP_NOTHING, &network));
     glm52_status status = bytes ? s->ops->allocate(s, bytes, MEMORY_WORKSPACE, &scores) : GLM52_OK;
     if (!status) status = run(&r, m, &network, scores);
     if (scores) s->ops->release(s, scores, bytes, MEMORY_WORKSPACE);

@@ -73,12 +73,21 @@ void glm52_step_unref(glm52_step **self)
     object_destroy(&s->object);
 }
 
+/* A step, and one that has its memory: a stage that could not begin leaves it without. */
+static glm52_status check_step(const glm52_step *self)
+{
+    CHECK(self, CLASS_STEP);
+    if (self->step.model) return GLM52_OK;
+    fail(GLM52_E_STATE, "the step lost its memory when glm52_step_set_stage() failed");
+    return fail_hint("make room and call glm52_step_set_stage() again, or drop the step");
+}
+
 static glm52_status with_packs(glm52_step *self, glm52_batch *const *batches, uint32_t count,
                                glm52_status (*run)(struct step *, const struct pack *const *, uint32_t))
 {
     const struct pack **packs;
 
-    CHECK(self, CLASS_STEP);
+    TRY(check_step(self));
     TRY(batch_packs(batches, count, &packs, &self->object.context->host));
     glm52_status status = run(&self->step, packs, count);
     host_free(&self->object.context->host, packs, count * sizeof *packs, MEMORY_HOST);
@@ -111,7 +120,7 @@ glm52_status glm52_step_evaluate(glm52_step *self, glm52_batch *const *batches, 
 
 glm52_status glm52_step_metric(glm52_step *self, const char *name, double *out)
 {
-    CHECK(self, CLASS_STEP);
+    TRY(check_step(self));
     CHECK_POINTER(name);
     CHECK_POINTER(out);
     return step_metric(&self->step, name, out);
@@ -121,7 +130,7 @@ const char *glm52_step_metric_name(glm52_step *self, uint32_t index)
 {
     double value;
 
-    return object_check(self, CLASS_STEP) || !step_metric_at(&self->step, index, self->metric, &value) ? NULL : self->metric;
+    return check_step(self) || !step_metric_at(&self->step, index, self->metric, &value) ? NULL : self->metric;
 }
 
 glm52_status glm52_step_set_stage(glm52_step *self, glm52_config *config)
@@ -133,7 +142,8 @@ glm52_status glm52_step_set_stage(glm52_step *self, glm52_config *config)
     TRY(config_copy(&next, &config->config));
     glm52_status status = config_take_model(&next, &self->model->model.config);
     if (!status) status = config_validate(&next);
-    if (!status) status = step_set_stage(&self->step, &next);
+    struct optimizer *optimizer = self->optimizer ? &self->optimizer->optimizer : NULL;
+    if (!status) status = step_set_stage(&self->step, &self->model->model, optimizer, &next);
     if (status) {
         config_free(&next);
         return status;
@@ -188,14 +198,14 @@ glm52_status glm52_step_plan(glm52_step *self, uint32_t index, glm52_plan_row *o
 
 glm52_status glm52_step_save(glm52_step *self, const char *directory)
 {
-    CHECK(self, CLASS_STEP);
+    TRY(check_step(self));
     CHECK_POINTER(directory);
     return step_save(&self->step, directory);
 }
 
 glm52_status glm52_step_resume(glm52_step *self, const char *directory, uint64_t *packs)
 {
-    CHECK(self, CLASS_STEP);
+    TRY(check_step(self));
     CHECK_POINTER(directory);
     TRY(step_resume(&self->step, directory));
     if (packs) *packs = self->step.packs;

@@ -251,8 +251,16 @@ int config_indexer_source(const struct model_config *m, int layer)
 glm52_status config_take_model(struct config *to, const struct config *from)
 {
     struct config donor;
+    const struct option *precision = option_find("precision.params");
 
+    if (to->chosen[precision - options] && to->precision.params != from->precision.params) {
+        fail(GLM52_E_INVALID, "precision.params differs from what the model was made with: it holds %s",
+             from->precision.params == PRECISION_BF16 ? "bf16" : "f32");
+        fail_hint("leave it out, or load the model anew in the other precision");
+        return fail_detail("key", "precision.params");
+    }
     TRY(config_copy(&donor, from));
+    to->precision = from->precision;
     struct model_config model = to->model;
     json_t *extra = to->hub_extra;
     to->model = donor.model;
@@ -267,7 +275,7 @@ glm52_status config_take_model(struct config *to, const struct config *from)
 
 static int decides_stage(const struct option *o)
 {
-    static const char *const keys[] = {"train.attention", "train.train_only", "train.stage", "train.rl_safe"};
+    static const char *const keys[] = {"train.attention", "train.train_only", "train.stage", "train.rl_safe", "train.ce_coeff"};
 
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         if (!strcmp(o->key, keys[i])) return 1;

@@ -154,7 +154,8 @@ glm52_status config_dump(const struct config *c, int hub, char **out);
 glm52_status config_dump_hub(const struct config *c, glm52_dtype dtype, char **out);
 glm52_status config_describe(uint32_t index, glm52_option_info *out);
 
-/* Replaces the model section. On failure `to` is unchanged. */
+/* Replaces what a model was made with: the model section and its precision, which `to` must not contradict. On failure
+ * `to` is unchanged. */
 glm52_status config_take_model(struct config *to, const struct config *from);
 /* Key of the first option that decides what a stage trains and how, and differs; NULL if the two describe one stage. */
 const char *config_stage_difference(const struct config *a, const struct config *b);

@@ -56,6 +56,7 @@ static int counts(const struct pack *p, int64_t t)
 
 void input_count(const struct pack *pack, int depths, struct input_count *sum)
 {
+    sum->tokens += (double)pack->rows;
     for (int64_t n = 0; n < pack->documents; n++)
         for (int64_t t = pack->cu_seqlens[n], end = pack->cu_seqlens[n + 1]; t < end; t++) {
             if (pack->label[t] >= 0) sum->loss += (double)pack->mask[t];

@@ -39,6 +39,7 @@ struct input_plan {
 
 /* What a pack's rows count for in the step. */
 struct input_scale {
+    int packs;              /* of the step, this one included */
     double loss;            /* 1 / total loss weight */
     double kl;              /* indexer_loss.coeff / counted rows, or / total loss weight */
     double mtp[MTP_DEPTHS];    /* factor of each depth's rows */
@@ -47,7 +48,7 @@ struct input_scale {
 
 /* Rows of a pack that count: for the trunk, and at each MTP depth those with a label there, and with an input token. */
 struct input_count {
-    double loss, rows;
+    double loss, rows, tokens; /* tokens: rows that count, and rows that do not */
     double mtp[MTP_DEPTHS], mtp_rows[MTP_DEPTHS], chain;
 };
 

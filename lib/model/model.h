@@ -15,6 +15,8 @@ struct model {
     float *gradients;             /* while somebody holds them */
     size_t gradient_bytes;        /* of those: the parameters trained now may be others than those trained next */
     int gradient_holders;
+    int steps;                    /* open now; a stage begins only where there is one */
+    int stage;                    /* how many began: optimizers serve the one they were made in */
 };
 
 /* Copies the config, declares the parameters, takes memory for the values; their contents are undefined. */

@@ -80,7 +80,9 @@ static void choose_experts(const struct moe *m, const struct pass *f, int layer,
     f->ops->gemm(f->stream, &g, x, w->value, logits);
     f->ops->route_forward(f->stream, &r, logits, (const float *)m->w->bias->value, chosen, weight);
     int64_t capacity = capacity_of(m, f->rows);
-    if (capacity) f->ops->limit_capacity(f->stream, &r, capacity, m->config->moe.capacity_policy, chosen, weight, m->dropped);
+    if (capacity)
+        f->ops->limit_capacity(f->stream, &r, capacity, m->config->moe.capacity_policy, chosen, weight,
+                               f->replay ? NULL : m->dropped);
     f->ops->dispatch_sort(f->stream, &d, chosen, at(f, m->slots.offsets), at(f, m->slots.source), at(f, m->slots.place),
                           at(f, m->slots.workspace));
     if (f->training && !f->replay) f->ops->count_experts(f->stream, &r, chosen, f->in->counted, m->counts);

@@ -175,7 +175,7 @@ static glm52_status take_memory(struct network *n)
     return GLM52_OK;
 }
 
-glm52_status network_open(struct model *m, int64_t rows, enum keep keep, int microbatches, struct network *n)
+glm52_status network_open(struct model *m, int64_t rows, enum keep keep, struct network *n)
 {
     glm52_status status = GLM52_OK;
 
@@ -183,7 +183,6 @@ glm52_status network_open(struct model *m, int64_t rows, enum keep keep, int mic
     n->model = m;
     n->rows = rows;
     n->keep = keep;
-    n->microbatches = microbatches;
     n->layers = m->parameters.layers;
     n->layer = host_alloc(m->host, (size_t)n->layers * sizeof *n->layer, MEMORY_HOST);
     n->x = host_calloc(m->host, (size_t)(n->layers + 1) * sizeof *n->x, MEMORY_HOST);
@@ -363,7 +362,7 @@ void network_run(struct network *n, const struct pack *pack, const struct input_
     struct stream *s = n->model->stream;
     struct input in[MTP_DEPTHS + 1];
     struct pass pass = {.ops = s->ops, .stream = s, .model = n->model, .in = in, .rows = pack->rows, .tap = tap,
-                        .depth = -1, .training = backward, .microbatches = n->microbatches};
+                        .depth = -1, .training = backward, .microbatches = scale->packs};
     int learns = n->model->config.train.train_only == TRAIN_ALL;
 
     memcpy(pass.base, n->base, sizeof pass.base);
@@ -376,6 +375,14 @@ void network_run(struct network *n, const struct pack *pack, const struct input_
         mtp_backward(&n->mtp, &pass, in + 1, at(&pass, n->final),
                      n->model->config.mtp.detach_heads || !learns ? NULL : at(&pass, n->dx));
     backward_layers(n, &pass);
+}
+
+int64_t network_assignments(const struct network *n)
+{
+    int64_t passes = n->sparse_layers;
+
+    if (n->mtp.depths) passes += n->mtp.depths - 1; /* its layer has been counted once */
+    return passes * n->model->config.model.num_experts_per_tok;
 }
 
 void network_balance(struct network *n)

@@ -27,7 +27,7 @@ struct network {
     struct input_plan input;
     struct layer *layer;
     struct mtp mtp;
-    int layers, microbatches;
+    int layers;
     int indexers, sparse_layers; /* executions of learning indexers; rows of counts */
     struct slot *x;              /* [layers + 1] the residual stream before each layer and after the last */
     struct slot *selected;       /* [layers] of the source layer where shared */
@@ -38,14 +38,15 @@ struct network {
     double *sum;                 /* device */
 };
 
-/* Lays out and takes all memory of passes over up to `rows` tokens. microbatches: of a step, for losses that are means
- * over them. */
-glm52_status network_open(struct model *m, int64_t rows, enum keep keep, int microbatches, struct network *n);
+/* Lays out and takes all memory of passes over up to `rows` tokens. */
+glm52_status network_open(struct model *m, int64_t rows, enum keep keep, struct network *n);
 void network_close(struct network *n);
 /* Runs the pack forward, adding to `sum`. With `backward`, gradients of the losses are added to the parameters' (keep
  * must not be KEEP_NOTHING). The MTP depths run if the config trains them. */
 void network_run(struct network *n, const struct pack *pack, const struct input_scale *scale, int backward,
                  const struct tap *tap);
+/* Assignments to experts that one token makes in a pass, the MTP depths included. */
+int64_t network_assignments(const struct network *n);
 /* Moves the selection biases by the counts of the step, and forgets nothing: the caller zeroes `sum`. */
 void network_balance(struct network *n);
 

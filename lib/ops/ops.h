@@ -306,7 +306,8 @@ struct ops {
     void (*count_experts)(struct stream *s, const struct route *r, const int32_t *chosen, const float *counted,
                           double *counts);
     /* Each expert takes at most `capacity` assignments: those of lower rows, or with by_weight those of larger weight (ties:
-     * lower rows). The weight of the others becomes 0; their number is added to *dropped. */
+     * lower rows). The weight of the others becomes 0; their number is added to *dropped, if that is
+     * not NULL. */
     void (*limit_capacity)(struct stream *s, const struct route *r, int64_t capacity, int32_t by_weight,
                            const int32_t *chosen, float *weight, double *dropped);
     /* x = 0 where mask = 0. */

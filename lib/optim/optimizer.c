@@ -55,6 +55,7 @@ glm52_status optimizer_open(struct model *m, const struct config *config, struct
     o->model = m;
     o->config = config->optim;
     o->total_steps = config->train.steps;
+    o->stage = m->stage;
     o->lr_override = -1;
     glm52_status status = plan_moves(o, config);
     if (!status) status = take_memory(o);

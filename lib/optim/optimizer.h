@@ -34,6 +34,7 @@ struct optimizer {
     struct model *model;
     struct optim_config config; /* numbers only; strings belong to the model's config */
     int64_t total_steps;        /* of the schedule */
+    int stage;                  /* of the model, for which its state was planned */
     int64_t step;               /* updates done, skipped ones included */
     int64_t schedule_begin;     /* step at which this schedule began */
     int64_t updates[PARTS];     /* of each part since its state began: bias correction */

@@ -53,7 +53,7 @@ static glm52_status decoder_open(struct decoder *d, struct model *m, int64_t row
     memset(d, 0, sizeof *d);
     d->m = m;
     pack_init(&d->pack, m->host);
-    glm52_status status = network_open(m, rows, KEEP_NOTHING, 1, &d->network);
+    glm52_status status = network_open(m, rows, KEEP_NOTHING, &d->network);
     if (!status) status = pack_reserve(&d->pack, rows, 1);
     if (!status) status = s->ops->allocate(s, bytes, MEMORY_WORKSPACE, &logits);
     d->device_logits = logits;
@@ -62,13 +62,16 @@ static glm52_status decoder_open(struct decoder *d, struct model *m, int64_t row
     return status;
 }
 
+/* -1: a logit is not finite. */
 static int32_t pick(const float *logits, int64_t vocabulary, const struct sampling *how, uint64_t number)
 {
     int64_t best = 0;
     double sum = 0;
 
-    for (int64_t v = 1; v < vocabulary; v++)
+    for (int64_t v = 0; v < vocabulary; v++) {
+        if (!isfinite(logits[v])) return -1;
         if (logits[v] > logits[best]) best = v;
+    }
     if (how->temperature <= 0) return (int32_t)best;
     double scale = 1 / how->temperature, top = (double)logits[best];
     for (int64_t v = 0; v < vocabulary; v++) sum += exp(((double)logits[v] - top) * scale);
@@ -92,7 +95,9 @@ static glm52_status next_token(struct decoder *d, const struct sampling *how, ui
     TRY(s->ops->synchronize(s));
     s->ops->download(s, d->logits, d->device_logits, (size_t)vocabulary * sizeof(float));
     *token = pick(d->logits, vocabulary, how, number);
-    return GLM52_OK;
+    if (*token >= 0) return GLM52_OK;
+    fail(GLM52_E_NUMERIC, "the logits of token %llu are not finite", (unsigned long long)number);
+    return fail_hint("the model's parameters hold values that are not finite or too large");
 }
 
 static int ends(const struct model *m, int32_t token)

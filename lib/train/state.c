@@ -338,19 +338,23 @@ glm52_status step_resume(struct step *s, const char *directory)
 /* ---- the next stage, without leaving ---- */
 
 /* The same counters as saving, leaving and resuming under the new options gives. */
-glm52_status step_set_stage(struct step *s, const struct config *config)
+glm52_status step_set_stage(struct step *s, struct model *m, struct optimizer *o, const struct config *config)
 {
-    struct model *m = s->model;
-    struct optimizer *o = s->optimizer, next;
+    struct optimizer next;
     struct step kept = *s;
     struct config before = m->config;
 
     if (!o) return fail(GLM52_E_STATE, "this step was created without an optimizer: it has no stages");
+    if (m->steps > (s->model != NULL)) {
+        fail(GLM52_E_STATE, "another step of this model is open, and was planned for the stage that would end");
+        return fail_hint("drop the model's other steps first");
+    }
     glm52_status status = config_copy(&m->config, config);
     if (!status) {
         parameters_select(&m->parameters, &m->config);
+        m->stage++;
         status = optimizer_open(m, &m->config, &next);
-        if (status) config_free(&m->config);
+        if (status) config_free(&m->config), m->stage--;
     }
     if (status) {
         m->config = before;
@@ -366,10 +370,10 @@ glm52_status step_set_stage(struct step *s, const struct config *config)
     config_free(&before);
     step_close(s);
     status = step_open(m, o, &m->config, s);
-    if (status) return status; /* step_run() says what to do */
     s->packs = kept.packs;
     s->mean_loss = kept.mean_loss;
     s->metric[METRIC_SKIPPED] = kept.metric[METRIC_SKIPPED];
     s->metric[METRIC_STEP] = (double)o->step;
-    return GLM52_OK;
+    if (status) fail_detail("state", "lost");
+    return status;
 }

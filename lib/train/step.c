@@ -55,7 +55,12 @@ glm52_status step_open(struct model *m, struct optimizer *o, const struct config
     enum keep keep = !o ? KEEP_NOTHING : config->train.recompute == RECOMPUTE_LAYERS ? KEEP_INPUTS : KEEP_ALL;
 
     memset(s, 0, sizeof *s);
+    if (o && o->stage != m->stage) {
+        fail(GLM52_E_STATE, "the optimizer was made before glm52_step_set_stage() changed what is trained");
+        return fail_hint("create a new optimizer, or use the one of the step whose stage was set");
+    }
     s->model = m;
+    m->steps++;
     s->microbatches = config->train.microbatches;
     s->clip = config->train.clip;
     s->spike = config->train.spike;
@@ -65,7 +70,7 @@ glm52_status step_open(struct model *m, struct optimizer *o, const struct config
     glm52_status status = o ? model_hold_gradients(m) : GLM52_OK;
     if (!status) {
         s->optimizer = o;
-        status = network_open(m, config->train.microbatch_tokens, keep, (int)s->microbatches, &s->network);
+        status = network_open(m, config->train.microbatch_tokens, keep, &s->network);
     }
     if (!status && !(s->sum = host_calloc(m->host, (size_t)s->network.sums.count * sizeof *s->sum, MEMORY_HOST)))
         status = GLM52_E_NOMEM;
@@ -88,6 +93,7 @@ void step_close(struct step *s)
     host_free(s->model->host, s->sum, (size_t)s->network.sums.count * sizeof *s->sum, MEMORY_HOST);
     network_close(&s->network);
     if (s->optimizer) model_release_gradients(s->model);
+    s->model->steps--;
     memset(s, 0, sizeof *s);
 }
 
@@ -143,6 +149,7 @@ static glm52_status run_packs(struct step *s, const struct pack *const *packs, u
     struct input_scale scale = scale_of(s, counted, backward);
     size_t sums = (size_t)s->network.sums.count;
 
+    scale.packs = (int)count;
     stream->label = "sums";
     stream->ops->zero(stream, s->network.sum, sums * sizeof *s->network.sum);
     for (uint32_t i = 0; i < count; i++) {
@@ -171,9 +178,7 @@ static glm52_status read_sums(struct step *s, const struct input_count *n, int b
     metric[METRIC_LOSS] = c->train.train_only == TRAIN_INDEXER ? kl : sum[at->ce] + mtp + kl + sum[at->auxiliary];
     metric[METRIC_MTP_LOSS] = share(mtp, c->mtp.factor);
     metric[METRIC_INDEXER_LOSS] = share(kl, c->indexer_loss.coeff);
-    double assigned = 0;
-    for (int i = at->counts; i < at->running; i++) assigned += sum[i];
-    metric[METRIC_DROPPED] = share(sum[at->dropped], assigned);
+    metric[METRIC_DROPPED] = share(sum[at->dropped], n->tokens * (double)network_assignments(&s->network));
     metric[METRIC_FORCED_BALANCE] = c->moe.force_balance;
     for (int i = 0; i < s->network.indexers; i++) sum[at->kl + i] = share(sum[at->kl + i], c->indexer_loss.coeff);
     for (int d = 0; d < depths; d++) {

@@ -84,9 +84,11 @@ void step_measure_flops(struct step *s, const struct pack *const *packs, uint32_
 /* Directory of a resumable state: model, optimizer state, counters. train/state.c says how it is laid out. */
 glm52_status step_save(struct step *s, const char *directory);
 glm52_status step_resume(struct step *s, const char *directory);
-/* Goes on under other options of the same model shape: which parameters are trained, losses, optimizer, schedule. State
+/* Goes on under other options of the same model shape: which parameters are trained, losses, optimizer, schedule. m and o
+ * are the step's own; no other step of the model may be open. If there is no memory for the new stage, the step is closed
+ * (s->model is NULL) with its counters kept, and calling this again, with any stage, opens it. State
  * of parameters trained before and after is kept, that of others begins at zero; a new train.stage begins a new
  * schedule. */
-glm52_status step_set_stage(struct step *s, const struct config *config);
+glm52_status step_set_stage(struct step *s, struct model *m, struct optimizer *o, const struct config *config);
 
 #endif

@@ -189,7 +189,7 @@ void cpu_limit_capacity(struct stream *s, const struct route *r, int64_t capacit
         }
     for (int64_t i = 0; lost && i < r->rows * r->k; i++)
         if (signbit(weight[i])) weight[i] = 0;
-    *dropped += (double)lost;
+    if (dropped) *dropped += (double)lost;
     count_end(call);
 }
 
