@@ -221,7 +221,7 @@ static glm52_status check_stage(const struct config *c)
     return GLM52_OK;
 }
 
-/* What data and model must agree on. */
+/* What data, step and model must agree on. */
 static glm52_status check_fit(const struct config *c)
 {
     const struct model_config *m = &c->model;
@@ -229,6 +229,10 @@ static glm52_status check_fit(const struct config *c)
     int64_t longest = d->document_tokens ? d->document_tokens : d->pack_tokens;
     enum { BYTES = 256 };
 
+    if (c->train.microbatch_tokens > INT32_MAX / m->num_experts_per_tok)
+        return wrong("train.microbatch_tokens", c->train.microbatch_tokens,
+                     "times model.num_experts_per_tok = %lld is more than 2147483647 assignments; nearest: %lld",
+                     (long long)m->num_experts_per_tok, (long long)(INT32_MAX / m->num_experts_per_tok));
     if (!*d->text) return GLM52_OK;
     if (longest > m->max_position_embeddings)
         return wrong(d->document_tokens ? "data.document_tokens" : "data.pack_tokens", longest,

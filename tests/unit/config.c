@@ -336,6 +336,21 @@ START_TEST(data_must_fit_the_model)
 }
 END_TEST
 
+START_TEST(assignments_to_experts_are_counted_in_32_bits)
+{
+    set("model.preset", "tiny");
+    set("model.n_routed_experts", "256");
+    set("model.num_experts_per_tok", "256");
+    set("train.microbatch_tokens", "8388607");
+    ck_assert(!config_validate(&c));
+    set("train.microbatch_tokens", "8388608");
+    check_failure(config_validate(&c), GLM52_E_INVALID,
+                  "train.microbatch_tokens = 8388608 times model.num_experts_per_tok = 256 is more than 2147483647 "
+                  "assignments; nearest: 8388607",
+                  "train.microbatch_tokens");
+}
+END_TEST
+
 START_TEST(layer_lists_follow_the_formulas_unless_given)
 {
     set("model.preset", "tiny");
@@ -485,6 +500,7 @@ int main(void)
     tcase_add_test(options_case, damaged_json_says_where);
     tcase_add_test(options_case, impossible_shapes_are_refused);
     tcase_add_test(options_case, data_must_fit_the_model);
+    tcase_add_test(options_case, assignments_to_experts_are_counted_in_32_bits);
     tcase_add_test(options_case, layer_lists_follow_the_formulas_unless_given);
     tcase_add_test(options_case, a_config_that_names_a_hub_directory_has_no_shape_yet);
     tcase_add_test(options_case, a_dump_brings_every_option_back);
