@@ -142,12 +142,23 @@ local function train_stage(self, stage)
   if stage.steps > 0 or not self.saved then state.save(self) end
 end
 
+-- Stages of no steps at the end only look: what the run leaves is the last stage that trained.
+local function return_to_trained(self)
+  local index = #self.stages
+  while index > self.begin and self.stages[index].steps == 0 do index = index - 1 end
+  local stage = self.stages[index]
+  if stage == self.stage or stage.steps == 0 then return end
+  self.stage, self.at.held_out = stage, stage.held_out_loss
+  self.step:set_stage(stage.config)
+end
+
 local function train_loop(self)
   self.progress:header()
   for index = self.begin, #self.stages do
     begin_stage(self, index)
     train_stage(self, self.stage)
   end
+  return_to_trained(self)
 end
 
 -- ---- the end ---------------------------------------------------------------------------------------------

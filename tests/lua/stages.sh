@@ -27,6 +27,7 @@ local run = glm52.train {
       optim = { schedule = "constant" }, steps = 5, lr = 5e-3,
     },
     { attention = "sparse", indexer_loss = { kind = "sparse", coeff = 1e-1 }, microbatches = 2, lr = 1e-3 },
+    { name = "look back", attention = "dense", steps = 0 },
   },
 }
 if not run.held_out then return end
@@ -68,26 +69,29 @@ answers "a wrong argument for a stage" 1 \
     "glm52: argument stages.two.lrr=1: stage two: lrr: no such option
   \`glm52 config\` lists all options" \
     "$glm52" train small.lua stages.two.lrr=1
-answers "an argument for a stage that is not there" 1 "glm52: argument stages.5.lr=1: the recipe has no stage 5" \
-    "$glm52" train small.lua stages.5.lr=1
+answers "an argument for a stage that is not there" 1 "glm52: argument stages.6.lr=1: the recipe has no stage 6" \
+    "$glm52" train small.lua stages.6.lr=1
 holds "nothing was written by runs that failed" test ! -e small
 
 # ---- plans
 
 "$glm52" plan small.lua >out 2>err
-holds "a plan shows each stage" awk '/^stage 1 of 4: dense, 4 steps/ { n++ } /^stage 2 of 4: only look, evaluated only/ { n++ }
-    /^stage 3 of 4: two, 5 steps/ { n++ } /^model .*stage warmup/ { n++ }
+holds "a plan shows each stage" awk '/^stage 1 of 5: dense, 4 steps/ { n++ } /^stage 2 of 5: only look, evaluated only/ { n++ }
+    /^stage 3 of 5: two, 5 steps/ { n++ } /^model .*stage warmup/ { n++ }
     /^all stages: 15 steps, / { n++ } END { exit n != 5 }' out
 
 # ---- a run
 
 "$glm52" train small.lua >out 2>err
 holds "stages run to their end" test $? = 0
-holds "the run tells what they did" awk -F '\t' '/^[1-4]\t/ { print $2, $3, $4, $5 > "table"; n += $6 > 0 } END { exit n != 4 }' out
+holds "the run tells what they did" awk -F '\t' '/^[1-5]\t/ { print $2, $3, $4, $5 > "table"; n += $6 > 0 } END { exit n != 5 }' out
 holds "in steps that are counted on" test "$(cat table)" = "dense 4 0 4
 only look 0 4 4
 two 5 4 9
-stage 4 6 9 15"
+stage 4 6 9 15
+look back 0 15 15"
+holds "and it ends as the last that trained" test "$(awk -F '\t' '/^4\t/ { printf "held-out loss %.3f", $6 }' out)" = \
+    "$(tail -n 1 out)"
 holds "the progress says which" grep -q '^  two  *9/15 .*0:0' out
 holds "measurements name their stage" \
     awk '/"step":4,"stage":"dense","loss"/ { n++ } /"step":4,"stage":"only look","held_out_loss"/ { n++ }
@@ -98,7 +102,7 @@ cp small/model.safetensors uninterrupted
 
 "$glm52" train small.lua train.steps=2 stages.two.steps=3 out=other >out 2>err
 holds "arguments are for all stages or for one" \
-    awk -F '\t' '/^[1-4]\t/ { steps = steps $3 " " } END { exit steps != "2 0 3 2 " }' out
+    awk -F '\t' '/^[1-5]\t/ { steps = steps $3 " " } END { exit steps != "2 0 3 2 0 " }' out
 
 # ---- interruption
 
@@ -126,5 +130,13 @@ holds "stages that are written later go on from the end" cmp uninterrupted parts
 "$glm52" train first.lua out=small --resume >out 2>err
 holds "a stage that has gone is missed" \
     grep -q '^glm52: first.lua:8: small holds the state of stage 4, which the recipe does not have' err
+
+# ---- the example
+
+"$glm52" train "$examples/dsa_adaptation.lua" text out=example train.steps=2 optim.warmup=0 data.document_tokens=128 \
+    data.pack_tokens=256 train.microbatch_tokens=256 >out 2>err
+holds "the example runs" test $? = 0
+holds "and compares sparse with dense attention" awk '/^sparse attention, adapted +[0-9.]+ +[-+][0-9.]+ %/ { n++ }
+    /^too few steps to judge/ { n++ } END { exit n != 2 }' out
 
 echo "1..$count"
