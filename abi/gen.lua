@@ -1,5 +1,5 @@
 -- gen.lua KIND DESCRIPTION HEADER: writes one product of the description to standard output. KIND is the name of a file
--- in emit/: map, check, layout, reference, stub. Fails, saying what to do, if header and description differ.
+-- in emit/: map, check, layout, null, reference, stub. Fails, saying what to do, if header and description differ.
 
 local kind, description_path, header_path = ...
 local here = arg[0]:match("^(.*/)") or "./"

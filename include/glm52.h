@@ -191,7 +191,7 @@ GLM52_API const char *glm52_version(void);
 GLM52_API int32_t glm52_abi_version(void);
 /* One line: compiler, devices and libraries this build knows. */
 GLM52_API const char *glm52_build_info(void);
-/* 1 if this build has the feature ("cuda", "nccl", "mpi", "failpoints"), else 0; unknown names give 0. */
+/* 1 if this build has the feature ("cuda", "nccl", "mpi", "failpoints", "checked"), else 0; unknown names give 0. */
 GLM52_API int32_t glm52_feature(const char *name);
 /* "GLM52_E_INVALID"; "unknown" for a number that is no status. */
 GLM52_API const char *glm52_status_name(glm52_status status);

@@ -176,15 +176,14 @@ glm52_status glm52_batch_get(glm52_batch *self, const char *name, glm52_view *ou
 {
     CHECK(self, CLASS_BATCH);
     CHECK_POINTER(name);
-    CHECK_POINTER(out);
-    TRY(check_struct(out->struct_size, sizeof *out, "glm52_view"));
+    CHECK_STRUCT(out, glm52_view, bytes);
     struct pack *p = &self->pack;
     glm52_view view = {.struct_size = sizeof view, .dtype = GLM52_DTYPE_I32, .dimensions = 1, .shape = {p->rows}};
 
     ready(self);
     for (struct output *o = self->outputs; o; o = o->next)
         if (!strcmp(name, o->name)) {
-            *out = o->view;
+            struct_give(out, &o->view, sizeof o->view);
             return GLM52_OK;
         }
     if (!strcmp(name, "tokens")) {
@@ -202,7 +201,7 @@ glm52_status glm52_batch_get(glm52_batch *self, const char *name, glm52_view *ou
         return fail_hint("name it in glm52_model_forward(), or ask for tokens, cu_seqlens, labels or loss_mask");
     }
     view.bytes = (uint64_t)view.shape[0] * dtype_size(view.dtype);
-    *out = view;
+    struct_give(out, &view, sizeof view);
     return GLM52_OK;
 }
 

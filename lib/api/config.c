@@ -72,9 +72,12 @@ glm52_status glm52_config_get(glm52_config *self, const char *key, const char **
 
 glm52_status glm52_config_describe(uint32_t index, glm52_option_info *out)
 {
-    CHECK_POINTER(out);
-    TRY(check_struct(out->struct_size, sizeof *out, "glm52_option_info"));
-    return config_describe(index, out);
+    glm52_option_info info = {.struct_size = sizeof info};
+
+    CHECK_STRUCT(out, glm52_option_info, summary);
+    TRY(config_describe(index, &info));
+    struct_give(out, &info, sizeof info);
+    return GLM52_OK;
 }
 
 glm52_status glm52_config_validate(glm52_config *self)

@@ -5,15 +5,13 @@
 
 #include "api/object.h"
 
-static glm52_status check_options(const glm52_context_options *o)
+static glm52_status take_options(const glm52_context_options *given, glm52_context_options *o)
 {
-    if (!o) return GLM52_OK;
-    TRY(check_struct(o->struct_size, sizeof *o, "glm52_context_options"));
-    for (size_t i = sizeof *o; i < o->struct_size; i++)
-        if (((const unsigned char *)o)[i])
-            return fail(GLM52_E_VERSION, "glm52_context_options has a member at byte %zu that this library does not know", i);
-    if (o->flags || o->reserved0)
-        return fail(GLM52_E_INVALID, "glm52_context_options: flags and reserved0 must be 0");
+    memset(o, 0, sizeof *o);
+    o->struct_size = sizeof *o;
+    if (!given) return GLM52_OK;
+    TRY(struct_take(o, sizeof *o, given, SIZE_UP_TO(glm52_context_options, log_user), "glm52_context_options"));
+    if (o->reserved0) return fail(GLM52_E_INVALID, "glm52_context_options.reserved0 is %u, must be 0", o->reserved0);
     if (o->threads < 0 || o->threads > 4096)
         return fail(GLM52_E_INVALID, "glm52_context_options.threads is %d, must be 0 .. 4096", o->threads);
     return GLM52_OK;
@@ -65,24 +63,25 @@ static glm52_status open_device(glm52_context *c, const char *device, int thread
 
 glm52_status glm52_context_create(const glm52_context_options *options, glm52_context **out)
 {
+    glm52_context_options o;
     struct host host;
 
     CHECK_POINTER(out);
-    TRY(check_options(options));
-    TRY(host_open(&host, options));
-    glm52_context *c = host_calloc(&host, sizeof *c, MEMORY_HOST);
+    TRY(take_options(options, &o));
+    TRY(host_open(&host, &o));
+    glm52_context *c = object_memory(&host, sizeof *c);
     if (!c) return GLM52_E_NOMEM;
     memcpy(&c->host, &host, sizeof host);
-    memcpy(&c->object, &(struct object){.magic = 0x474C4D35, .class = CLASS_CONTEXT, .references = 1, .bytes = sizeof *c},
-           sizeof c->object);
-    glm52_status status = open_device(c, options && options->device ? options->device : "cpu",
-                                      options ? options->threads : 0);
-    if (status) {
-        host_free(&host, c, sizeof *c, MEMORY_HOST);
-        return status;
-    }
-    *out = c;
-    return GLM52_OK;
+    c->object.magic = MAGIC;
+    c->object.class = CLASS_CONTEXT;
+    c->object.references = 1;
+    c->object.bytes = sizeof *c;
+    glm52_status status = open_device(c, o.device ? o.device : "cpu", o.threads);
+    if (status)
+        object_bury(&c->host, &c->object);
+    else
+        *out = c;
+    return status;
 }
 
 glm52_context *glm52_context_ref(glm52_context *self)
@@ -93,18 +92,15 @@ glm52_context *glm52_context_ref(glm52_context *self)
 void glm52_context_unref(glm52_context **self)
 {
     glm52_context *c;
-    struct host host;
 
     if (!object_unref(self, CLASS_CONTEXT, &c)) return;
     stream_close(&c->stream);
-    c->object.magic = 0;
-    memcpy(&host, &c->host, sizeof host); /* it lives inside what it is about to free */
-    host_free(&host, c, sizeof *c, MEMORY_HOST);
+    object_bury(&c->host, &c->object);
 }
 
 void glm52_context_cancel(glm52_context *self)
 {
-    if (self) atomic_store(&self->host.cancelled, 1); /* no check that could write a message: a signal handler calls */
+    if (object_is(self, CLASS_CONTEXT)) atomic_store(&self->host.cancelled, 1);
 }
 
 glm52_status glm52_context_describe_device(glm52_context *self, const char **out)

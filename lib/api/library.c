@@ -27,8 +27,14 @@ const char *glm52_build_info(void)
 
 int32_t glm52_feature(const char *name)
 {
-    if (name && !strcmp(name, "cuda")) return GLM52_CUDA;
-    return name && GLM52_FAILPOINTS && !strcmp(name, "failpoints");
+    static const struct {
+        const char *name;
+        int32_t present;
+    } features[] = {{"cuda", GLM52_CUDA}, {"failpoints", GLM52_FAILPOINTS}, {"checked", GLM52_CHECKED}};
+
+    for (size_t i = 0; name && i < sizeof features / sizeof *features; i++)
+        if (!strcmp(name, features[i].name)) return features[i].present;
+    return 0;
 }
 
 const char *glm52_status_name(glm52_status status)

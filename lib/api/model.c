@@ -101,16 +101,16 @@ static const char *policy_of(const glm52_model *self, const struct parameter *p)
 glm52_status glm52_model_parameter(glm52_model *self, uint32_t index, glm52_parameter_info *out)
 {
     CHECK(self, CLASS_MODEL);
-    CHECK_POINTER(out);
-    TRY(check_struct(out->struct_size, sizeof *out, "glm52_parameter_info"));
+    CHECK_STRUCT(out, glm52_parameter_info, gradient);
     const struct parameters *t = &self->model.parameters;
     if (index >= t->count)
         return fail(GLM52_E_INVALID, "parameter %u does not exist, the model has %u", index, t->count);
     const struct parameter *p = &t->at[index];
     int on_device = strcmp(self->model.stream->ops->name, "cpu") != 0;
-    *out = (glm52_parameter_info){.struct_size = sizeof *out, .name = p->name, .policy = policy_of(self, p),
-                                  .value = view_of(p, p->type, p->value, on_device),
-                                  .gradient = view_of(p, GLM52_DTYPE_F32, p->gradient, on_device)};
+    glm52_parameter_info info = {.name = p->name, .policy = policy_of(self, p),
+                                 .value = view_of(p, p->type, p->value, on_device),
+                                 .gradient = view_of(p, GLM52_DTYPE_F32, p->gradient, on_device)};
+    struct_give(out, &info, sizeof info);
     return GLM52_OK;
 }
 

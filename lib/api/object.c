@@ -3,13 +3,11 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MAGIC = 0x474C4D35 };
-
 static const char *const class_name[CLASSES] = {"", "context", "config", "model", "batch", "dataset", "optimizer", "step"};
 
 void *object_create(glm52_context *context, enum class class, size_t bytes)
 {
-    struct object *object = host_calloc(&context->host, bytes, MEMORY_HOST);
+    struct object *object = object_memory(&context->host, bytes);
 
     if (!object) return NULL;
     object->magic = MAGIC;
@@ -24,19 +22,29 @@ void object_destroy(struct object *object)
 {
     glm52_context *context = object->context;
 
-    object->magic = 0;
-    host_free(&context->host, object, object->bytes, MEMORY_HOST);
+    object_bury(&context->host, object);
     glm52_context_unref(&context);
+}
+
+int object_is(const void *handle, enum class class)
+{
+    const struct object *object = handle;
+
+    return object && object->magic == MAGIC && object->class == class;
 }
 
 glm52_status object_check(const void *handle, enum class class)
 {
     const struct object *object = handle;
 
-    if (object && object->magic == MAGIC && object->class == class) return GLM52_OK;
+    if (object_is(handle, class)) return GLM52_OK;
     if (!object) return fail(GLM52_E_HANDLE, "NULL given where a glm52_%s is needed", class_name[class]);
-    return fail(GLM52_E_HANDLE, "a %s given where a glm52_%s is needed",
-                object->magic == MAGIC ? class_name[object->class] : "dead or foreign handle", class_name[class]);
+    if (object->magic == MAGIC)
+        return fail(GLM52_E_HANDLE, "a glm52_%s given where a glm52_%s is needed", class_name[object->class], class_name[class]);
+    if (object->magic == TOMBSTONE)
+        return fail(GLM52_E_HANDLE, "a released glm52_%s (%p) given where a glm52_%s is needed", class_name[object->class], handle,
+                    class_name[class]);
+    return fail(GLM52_E_HANDLE, "%p, which is no handle, given where a glm52_%s is needed", handle, class_name[class]);
 }
 
 void *object_ref(void *handle, enum class class)
@@ -75,11 +83,4 @@ glm52_status object_same_context(const void *one, const void *other)
 glm52_status check_pointer(const void *pointer, const char *name)
 {
     return pointer ? GLM52_OK : fail(GLM52_E_INVALID, "argument %s is NULL", name);
-}
-
-glm52_status check_struct(uint32_t struct_size, size_t needed, const char *name)
-{
-    if (struct_size >= needed) return GLM52_OK;
-    fail(GLM52_E_VERSION, "%s.struct_size is %u, this library writes %zu bytes", name, struct_size, needed);
-    return fail_hint("set struct_size to sizeof the struct, and build against this library's header");
 }

@@ -2,9 +2,12 @@
 #ifndef GLM52_API_OBJECT_H
 #define GLM52_API_OBJECT_H
 
+#include "base/struct.h"
 #include "data/dataset.h"
 #include "train/dry_run.h"
 #include "train/step.h"
+
+enum { MAGIC = 0x474C4D35, TOMBSTONE = 0x474C4D00 }; /* first word of a handle, and of a released one */
 
 enum class { CLASS_CONTEXT = 1, CLASS_CONFIG, CLASS_MODEL, CLASS_BATCH, CLASS_DATASET, CLASS_OPTIMIZER, CLASS_STEP, CLASSES };
 
@@ -72,11 +75,16 @@ struct glm52_step {
     char metric[64];         /* lent by metric_name */
 };
 
+/* Memory of a handle, zeroed, and its end; NULL and a last error without memory. */
+void *object_memory(struct host *host, size_t bytes);
+void object_bury(struct host *host, struct object *object);
+
 /* A zeroed handle with one reference that keeps the context alive; NULL and a last error without memory. */
 void *object_create(glm52_context *context, enum class class, size_t bytes);
 /* Takes the memory back and drops the context. For the unref functions, and for create functions that fail. */
 void object_destroy(struct object *object);
 glm52_status object_check(const void *handle, enum class class);
+int object_is(const void *handle, enum class class); /* the same without a message, for signal handlers */
 /* Adds a reference; NULL stays NULL. */
 void *object_ref(void *handle, enum class class);
 /* Drops a reference and nulls the pointer; 1 if that was the last one, then *out is the handle. */
@@ -88,8 +96,12 @@ glm52_status object_same_context(const void *one, const void *other);
 #define CHECK_SAME(one, other) TRY(object_same_context(one, other))
 glm52_status check_pointer(const void *pointer, const char *name);
 #define CHECK_POINTER(pointer) TRY(check_pointer(pointer, #pointer))
-/* The member struct_size of an output struct. */
-glm52_status check_struct(uint32_t struct_size, size_t needed, const char *name);
+/* The member struct_size of an output struct; `last` is the last member of the first release. */
+#define CHECK_STRUCT(out, type, last)                            \
+    do {                                                         \
+        CHECK_POINTER(out);                                      \
+        TRY(struct_check(out, SIZE_UP_TO(type, last), #type));   \
+    } while (0)
 
 /* Packs of batches, labels filled in. */
 glm52_status batch_packs(glm52_batch *const *batches, uint32_t count, const struct pack ***out, struct host *host);

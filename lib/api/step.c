@@ -172,8 +172,7 @@ static glm52_status make_plan(glm52_step *self)
 glm52_status glm52_step_plan(glm52_step *self, uint32_t index, glm52_plan_row *out)
 {
     CHECK(self, CLASS_STEP);
-    CHECK_POINTER(out);
-    TRY(check_struct(out->struct_size, sizeof *out, "glm52_plan_row"));
+    CHECK_STRUCT(out, glm52_plan_row, calls);
     TRY(make_plan(self));
     const struct dry_run *plan = self->plan;
     glm52_plan_row row = {.struct_size = sizeof row, .section = "memory"};
@@ -192,7 +191,7 @@ glm52_status glm52_step_plan(glm52_step *self, uint32_t index, glm52_plan_row *o
         return fail(GLM52_E_INVALID, "the plan has %d rows, row %u does not exist", MEMORY_CLASSES + 1 + plan->tally.rows,
                     index);
     }
-    *out = row;
+    struct_give(out, &row, sizeof row);
     return GLM52_OK;
 }
 

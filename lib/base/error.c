@@ -6,9 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DETAILS = 8 };
+enum { DETAILS = 8, MAGIC = 0x474C4D45 };
 
 struct glm52_error {
+    uint32_t magic; /* where other handles have theirs, and another one */
     glm52_status status;
     char message[1024], hint[512];
     int details;
@@ -27,6 +28,7 @@ glm52_status fail(glm52_status status, const char *format, ...)
     va_start(args, format);
     vsnprintf(last.message, sizeof last.message, format, args);
     va_end(args);
+    last.magic = MAGIC;
     last.status = status;
     last.hint[0] = 0;
     last.details = 0;
@@ -95,31 +97,41 @@ glm52_error *glm52_error_take(void)
     return copy;
 }
 
+static int is_error(const glm52_error *self)
+{
+    return self && self->magic == MAGIC;
+}
+
 void glm52_error_unref(glm52_error **self)
 {
-    if (!self || !*self) return;
-    if (*self != &last) free(*self);
+    if (!self || !is_error(*self)) return;
+    if (*self != &last) {
+        (*self)->magic = 0;
+        free(*self);
+    }
     *self = NULL;
 }
 
 glm52_status glm52_error_status(const glm52_error *self)
 {
-    return self ? self->status : GLM52_OK;
+    if (!self) return GLM52_OK;
+    return is_error(self) ? self->status : fail(GLM52_E_HANDLE, "another handle given where a glm52_error is needed");
 }
 
 const char *glm52_error_message(const glm52_error *self)
 {
-    return self ? self->message : "";
+    return is_error(self) ? self->message : "";
 }
 
 const char *glm52_error_hint(const glm52_error *self)
 {
-    return self ? self->hint : "";
+    return is_error(self) ? self->hint : "";
 }
 
 const char *glm52_error_detail(const glm52_error *self, const char *key)
 {
-    for (int i = 0; self && key && i < self->details; i++)
+    if (!is_error(self) || !key) return NULL;
+    for (int i = 0; i < self->details; i++)
         if (!strcmp(self->detail[i].key, key)) return self->detail[i].value;
     return NULL;
 }

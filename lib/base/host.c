@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/struct.h"
 #include "base/system_files.h"
 
 const char *const memory_class_name[MEMORY_CLASSES] = {
@@ -26,14 +27,19 @@ static void system_release(void *user, void *memory, size_t bytes)
 
 static const glm52_allocator system_allocator = {sizeof(glm52_allocator), 0, NULL, system_allocate, system_release};
 
-static glm52_status check_struct(const char *name, const void *given, uint32_t size, uint32_t expected, uint32_t flags)
+static glm52_status take_allocator(glm52_allocator *a, const glm52_allocator *given)
 {
-    if (size < expected)
-        return fail(GLM52_E_VERSION, "%s.struct_size is %u, at least %u is needed", name, size, expected);
-    for (uint32_t i = expected; i < size; i++)
-        if (((const unsigned char *)given)[i])
-            return fail(GLM52_E_VERSION, "%s has a member at byte %u that this library does not know", name, i);
-    if (flags) return fail(GLM52_E_INVALID, "%s.flags is %u, must be 0", name, flags);
+    TRY(struct_take(a, sizeof *a, given, SIZE_UP_TO(glm52_allocator, release), "glm52_allocator"));
+    if (!a->allocate || !a->release) return fail(GLM52_E_INVALID, "glm52_allocator: allocate and release must both be given");
+    return GLM52_OK;
+}
+
+static glm52_status take_files(glm52_files *f, const glm52_files *given)
+{
+    TRY(struct_take(f, sizeof *f, given, SIZE_UP_TO(glm52_files, sync_directory), "glm52_files"));
+    if (!f->open || !f->size || !f->read || !f->write || !f->sync || !f->close || !f->rename || !f->remove ||
+        !f->make_directory || !f->sync_directory)
+        return fail(GLM52_E_INVALID, "glm52_files: every function must be given");
     return GLM52_OK;
 }
 
@@ -43,20 +49,8 @@ glm52_status host_open(struct host *host, const glm52_context_options *options)
     host->allocator = system_allocator;
     host->files = system_files;
     if (!options) return GLM52_OK;
-    if (options->allocator) {
-        const glm52_allocator *a = options->allocator;
-        TRY(check_struct("allocator", a, a->struct_size, sizeof *a, a->flags));
-        if (!a->allocate || !a->release) return fail(GLM52_E_INVALID, "allocator: allocate and release must both be given");
-        host->allocator = *a;
-    }
-    if (options->files) {
-        const glm52_files *f = options->files;
-        TRY(check_struct("files", f, f->struct_size, sizeof *f, f->flags));
-        if (!f->open || !f->size || !f->read || !f->write || !f->sync || !f->close || !f->rename || !f->remove ||
-            !f->make_directory || !f->sync_directory)
-            return fail(GLM52_E_INVALID, "files: every function must be given");
-        host->files = *f;
-    }
+    if (options->allocator) TRY(take_allocator(&host->allocator, options->allocator));
+    if (options->files) TRY(take_files(&host->files, options->files));
     host->log = options->log;
     host->log_user = options->log_user;
     return GLM52_OK;
