@@ -1,0 +1,28 @@
+#!/bin/sh
+# Builds everything with AddressSanitizer and UndefinedBehaviorSanitizer into build-sanitize/ and runs the tests:
+#
+#     sh tests/sanitize.sh [ARGUMENT...]      arguments go to meson test, e.g. --suite model
+#
+# Any report fails its test: bad accesses, undefined behaviour, and memory that is still held at the end. Left out are the
+# suites that look at how the shared library is linked (abi, install), which the sanitizers change.
+set -eu
+cd "$(dirname "$0")/.."
+build=${BUILD:-build-sanitize}
+
+[ -e $build/build.ninja ] ||
+    meson setup $build --buildtype=debugoptimized -Dc_args=-O1 -Db_sanitize=address,undefined -Db_lundef=false
+ninja -C $build
+
+# CK_FORK=no: a test in a process of its own would end before its leaks are looked for.
+export CK_FORK=no
+export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
+options=abort_on_error=1:detect_stack_use_after_return=1:strict_string_checks=1
+status=0
+ASAN_OPTIONS=$options:detect_leaks=1 \
+    meson test -C $build --print-errorlogs --timeout-multiplier 10 --no-suite abi --no-suite install --no-suite lua "$@" ||
+    status=$?
+
+# The interpreter of these was built without the sanitizer, and what it holds at the end is its own affair.
+[ $# != 0 ] || meson test -C $build --print-errorlogs --timeout-multiplier 10 --suite lua --wrap \
+    "env LD_PRELOAD=$(${CC:-cc} -print-file-name=libasan.so) ASAN_OPTIONS=$options:detect_leaks=0" || status=$?
+exit $status
