@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 build=${BUILD:-build-sanitize}
 
 [ -e $build/build.ninja ] ||
-    meson setup $build --buildtype=debugoptimized -Dc_args=-O1 -Db_sanitize=address,undefined -Db_lundef=false
+    meson setup $build --buildtype=debugoptimized -Dcuda=disabled -Dc_args=-O1 -Db_sanitize=address,undefined -Db_lundef=false
 ninja -C $build
 
 # CK_FORK=no: a test in a process of its own would end before its leaks are looked for.
