@@ -91,7 +91,8 @@ HANDLE(step, HELD_STEP)
 }
 %typemap(out) PyObject * "$result = $1; if (!$result) SWIG_fail;"
 %apply double *OUTPUT { double *loss, double *out };
-%apply uint64_t *OUTPUT { uint64_t *tokens, uint64_t *documents, uint64_t *packs, uint64_t *now, uint64_t *peak, uint64_t *elements };
+%apply uint64_t *OUTPUT { uint64_t *tokens, uint64_t *documents, uint64_t *packs, uint64_t *now, uint64_t *peak,
+                          uint64_t *elements };
 %apply uint32_t *OUTPUT { uint32_t *tensors, uint32_t *index };
 
 /* ---- who waits, who lets others run ------------------------------------------------------------------ */

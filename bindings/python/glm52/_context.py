@@ -130,7 +130,7 @@ def _text(value: Any) -> str:
         return repr(value)
     if isinstance(value, (list, tuple)):
         return ",".join(_text(v) for v in value)
-    return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
+    return str(os.fspath(value) if isinstance(value, os.PathLike) else value)
 
 
 class Config(Handle):

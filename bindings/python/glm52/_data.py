@@ -64,7 +64,7 @@ class Dataset(Handle):
         sections = {key if "." in key or isinstance(value, dict) else f"data.{key}": value for key, value in options.items()}
         self.context, self._work = context, context._work
         self.config = _config_of(context, config, sections)
-        if self.config["model.vocab_size"] is None:  # a dataset of bytes needs no more of a model
+        if not self.config["model.vocab_size"]:  # a dataset of bytes needs no more of a model
             self.config["model.preset"] = "tiny"
         self._handle = self._work(_glm52.dataset_open, context._handle, self.config._handle)
         context._children.add(self)

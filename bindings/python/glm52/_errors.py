@@ -62,7 +62,7 @@ class FileError(Error, OSError):
     def __init__(self, message: str, hint: str = "", details: Optional[Dict[str, str]] = None) -> None:
         super().__init__(message, hint, details)
         code = self.details.get("errno", "")
-        self.errno = int(code) if code.isdigit() else None
+        self.errno = int(code) if code.isdigit() else None  # type: ignore[assignment]
         self.filename = self.details.get("path")
 
 

@@ -3,6 +3,9 @@ from __future__ import annotations
 
 import math
 import re
+import sys
+import time
+import warnings
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 
 # Metrics that exist per layer or depth, and only while that part is trained.
@@ -134,12 +137,15 @@ def running_mean(values: Sequence[float], weight: float) -> List[float]:
 
 
 class Progress:
-    """Shows a run: a tqdm bar, plain lines, or nothing."""
+    """Shows a run: a tqdm bar, plain lines, or nothing. "auto": a bar if there is tqdm and someone to watch it, else lines."""
 
     def __init__(self, steps: Optional[int], kind: Any) -> None:
         self.steps, self.bar, self.lines, self.shown = steps, None, kind == "lines", 0.0
-        if kind in ("auto", "tqdm", True):
+        if kind == "tqdm" or (kind in ("auto", True) and _someone_watches()):
             self.bar = _tqdm(steps, kind == "tqdm")
+            self.lines = self.bar is None
+        elif kind in ("auto", True):
+            self.lines = True
             self.lines = self.bar is None
         elif kind not in (None, False, "none", "lines"):
             raise ValueError(f"progress is {kind!r}; it must be \"auto\", \"tqdm\", \"lines\" or None")
@@ -152,8 +158,6 @@ class Progress:
             self._line(metrics, done)
 
     def _line(self, metrics: Metrics, done: int) -> None:
-        import time
-
         now = time.monotonic()
         if now - self.shown < 10 and done != self.steps:
             return
@@ -166,6 +170,11 @@ class Progress:
             self.bar.close()
 
 
+def _someone_watches() -> bool:
+    """A terminal or a notebook; a bar would fill a log with its redrawing."""
+    return "ipykernel" in sys.modules or sys.stderr.isatty()
+
+
 def _tqdm(steps: Optional[int], needed: bool) -> Any:
     try:
         from tqdm.auto import tqdm
@@ -173,8 +182,6 @@ def _tqdm(steps: Optional[int], needed: bool) -> Any:
         if needed:
             raise
         return None
-    import warnings
-
     with warnings.catch_warnings():  # a notebook without ipywidgets gets the bar of text
         warnings.simplefilter("ignore")
         return tqdm(total=steps, unit="step", dynamic_ncols=True)

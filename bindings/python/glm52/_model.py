@@ -22,7 +22,7 @@ _SAVED = {None: 0, "f32": _glm52.DTYPE_F32, "bf16": _glm52.DTYPE_BF16}
 
 
 class Parameter:
-    """One parameter: name, shape, dtype, policy ("muon", "adamw" or "none"), value, gradient.
+    """One parameter: name, shape, dtype, value, gradient, and policy: "muon", "adamw" or "none" by the model's config.
 
     `value` and `gradient` are views without a copy (glm52.Tensor). The value is read-only once an optimizer exists, which may
     hold masters of it: assign() writes it and tells the optimizer.
@@ -74,7 +74,7 @@ class Parameter:
         return self.value.__dlpack_device__()
 
     def __repr__(self) -> str:
-        return f"<glm52.Parameter {self.name} {list(self.shape)} {self.dtype}, {self.policy}>"
+        return f"<glm52.Parameter {self.name} {list(self.shape)} {self.dtype}>"
 
 
 class Model(Handle):

@@ -81,7 +81,7 @@ class Step(Handle):
         return Plan([Row(*row) for row in self._work(_glm52.step_plan, self._handle)])
 
     @overload
-    def run(self, data: Union[Batch, Sequence[Batch]]) -> Metrics: ...
+    def run(self, data: Union[Batch, Sequence[Batch]]) -> Metrics: ...  # type: ignore[misc]
     @overload
     def run(self, data: Data, steps: Optional[int] = ..., *, progress: Any = ...,
             on_step: Optional[Callable[[Metrics], Any]] = ...) -> History: ...
@@ -94,8 +94,9 @@ class Step(Handle):
         run(dataset, steps=200)         many updates of train.microbatches packs each; returns their History
         run(iterable, steps=200)        the same with an iterable (a generator, say) of batches or lists of batches; it may
                                         also end earlier
-        progress is "auto" (tqdm if there is one, else plain lines), "tqdm", "lines" or None. on_step gets the Metrics of each
-        update; when it returns False the run ends. What it or the iterable raises goes on to the caller.
+        progress is "auto" (tqdm in a terminal or notebook, plain lines elsewhere or without tqdm), "tqdm", "lines" or None.
+        on_step gets the Metrics of each update; when it returns False the run ends. What it or the iterable raises goes on to
+        the caller.
         Ctrl-C raises Cancelled, a KeyboardInterrupt: parameters and optimizer are then as after the last whole update.
         """
         if isinstance(data, Batch):

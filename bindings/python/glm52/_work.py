@@ -22,18 +22,26 @@ _LOOK_EVERY = 0.1  # seconds between looks for messages, and for signals that an
 
 
 class _Job:
+    """A call for the helper. Whoever waits can be interrupted between any two instructions: `started` makes it safe to hand a
+    job over twice, `finished` to miss the moment when `done` was released."""
+
     def __init__(self, function: Callable[..., Any], arguments: Tuple[Any, ...]) -> None:
         self.function, self.arguments = function, arguments
+        self.submitted = self.started = self.finished = False
         self.done = threading.Lock()
         self.done.acquire()
         self.result: Any = None
         self.error: Optional[BaseException] = None
 
     def run(self) -> None:
+        if self.started:
+            return
+        self.started = True
         try:
             self.result = self.function(*self.arguments)
         except BaseException as error:  # travels to the waiting thread
             self.error = error
+        self.finished = True
         self.done.release()
 
 
@@ -75,10 +83,11 @@ class Work:
 
     def _wait_for(self, job: _Job) -> Any:
         raised: Optional[BaseException] = None
-        waits = self._submit(job)
-        while waits:
+        while not job.finished:
             try:
-                waits = not job.done.acquire(timeout=_LOOK_EVERY)
+                if not job.submitted:
+                    self._submit(job)
+                job.done.acquire(timeout=_LOOK_EVERY)
                 self.deliver()
             except BaseException as error:  # of a signal handler, or of a log handler
                 if raised is None:
@@ -94,12 +103,13 @@ class Work:
                 del job  # its error would hold this frame, and that the job
         return job.result
 
-    def _submit(self, job: _Job) -> bool:
+    def _submit(self, job: _Job) -> None:
         if self._jobs is None:
-            self._jobs = queue.SimpleQueue()
-            threading.Thread(target=_serve, args=(self._jobs,), name="glm52", daemon=True).start()
+            jobs: "queue.SimpleQueue[Optional[_Job]]" = queue.SimpleQueue()
+            threading.Thread(target=_serve, args=(jobs,), name="glm52", daemon=True).start()
+            self._jobs = jobs
         self._jobs.put(job)
-        return True
+        job.submitted = True
 
     def deliver(self) -> None:
         """Hands messages of the library to the log. What a log function raises goes on to the caller."""

@@ -1,0 +1,169 @@
+"""The GIL, other threads, cancelling, Ctrl-C."""
+import _thread
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import unittest
+
+import glm52
+import small
+
+
+def long_step(context):
+    """A step that takes a good part of a second or more."""
+    model = glm52.Model(context, {"model.preset": "tiny", "train.microbatch_tokens": 512, "data.pack_tokens": 512,
+                                  "train.microbatches": 64})
+    step = glm52.Step(model, glm52.Optimizer(model))
+    import numpy as np
+
+    return step, [glm52.Batch(context, np.arange(512) % 256) for _ in range(8)]
+
+
+class Threads(unittest.TestCase):
+    def setUp(self):
+        self.context = glm52.Context(threads=1)
+        self.addCleanup(self.context.close)
+
+    def test_another_thread_runs_meanwhile(self):
+        step, batches = long_step(self.context)
+        wakes, stop = [0], threading.Event()
+
+        def count():
+            while not stop.wait(0.002):
+                wakes[0] += 1
+
+        thread = threading.Thread(target=count)
+        thread.start()
+        step.run(batches)
+        stop.set()
+        thread.join()
+        self.assertGreater(wakes[0], 20)
+
+    def test_threads_share_a_context(self):
+        step = small.trainer(self.context)[1]
+        failures = []
+
+        def work(seed):
+            try:
+                for _ in range(40):
+                    batch = small.batch(self.context, seed=seed)
+                    step.run(batch)
+                    step.metric("loss"), step.model.forward(batch, "topk.*"), repr(step.model)
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=work, args=(s,)) for s in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(failures, [])
+        self.assertEqual(step.metric("step"), 160)
+
+    def test_closing_while_another_thread_works(self):
+        step, batches = long_step(self.context)
+        outcome = []
+
+        def work():
+            try:
+                while True:
+                    step.run(batches[:1])
+            except glm52.HandleError as error:
+                outcome.append(error)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        time.sleep(0.3)
+        self.context.close()
+        thread.join(60)
+        self.assertEqual(len(outcome), 1)
+
+
+class Cancelling(unittest.TestCase):
+    def setUp(self):
+        self.context = glm52.Context(threads=1)
+        self.addCleanup(self.context.close)
+
+    def test_cancel_from_another_thread(self):
+        step, batches = long_step(self.context)
+        before = step.model[0].numpy().copy()
+        timer = threading.Timer(0.2, self.context.cancel)
+        timer.start()
+        with self.assertRaises(KeyboardInterrupt) as caught:
+            step.run(batches * 8)
+        self.assertIsInstance(caught.exception, glm52.Cancelled)
+        self.assertTrue((step.model[0].numpy() == before).all())
+        self.assertEqual(step.run(batches[0]).step, 1)
+
+    def test_interrupt_ends_one_long_update(self):
+        step, batches = long_step(self.context)
+        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        begin = time.monotonic()
+        with self.assertRaises(KeyboardInterrupt):
+            step.run(batches * 8)
+        first = time.monotonic() - begin
+        begin = time.monotonic()
+        self.assertEqual(step.run(batches[0]).step, 1)
+        one = time.monotonic() - begin
+        self.assertLess(first, 0.2 + 10 * one + 1)
+
+    def test_interrupt_ends_a_run_with_its_history(self):
+        step = small.trainer(self.context)[1]
+        batch = small.batch(self.context)
+
+        def on_step(metrics):
+            if metrics.step == 7:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        with self.assertRaises(KeyboardInterrupt) as caught:
+            step.run((batch for _ in range(10**6)), steps=10**6, progress=None, on_step=on_step)
+        self.assertIsInstance(caught.exception, glm52.Cancelled)
+        self.assertIn(len(caught.exception.history), (7, 8))
+        self.assertIn("steps", str(caught.exception))
+        more = step.run((batch for _ in range(3)), progress=None)
+        self.assertEqual(more[0].step, len(caught.exception.history) + 1)
+
+    def test_interrupts_at_any_moment(self):
+        step = small.trainer(self.context)[1]
+        batch = small.batch(self.context)
+        for i in range(40):
+            timer = threading.Timer(0.0007 * i, _thread.interrupt_main)
+            try:
+                timer.start()
+                step.run((batch for _ in range(10**6)), progress=None)
+            except KeyboardInterrupt:
+                pass
+            timer.join()
+        self.assertEqual(step.run(batch).step, step.metric("step"))
+
+    def test_handlers_that_do_not_raise_do_not_cancel(self):
+        step, batches = long_step(self.context)
+        seen = []
+        before = signal.signal(signal.SIGUSR1, lambda *_: seen.append(time.monotonic()))
+        try:
+            timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1))
+            timer.start()
+            begin = time.monotonic()
+            self.assertEqual(step.run(batches).step, 1)
+            end = time.monotonic()
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        self.assertTrue(begin < seen[0] <= end)
+
+    def test_interpreter_ends_while_a_thread_trains(self):
+        program = ("import threading, glm52, small, sys\n"
+                   "context = glm52.Context(threads=1)\n"
+                   "step = small.trainer(context)[1]; batch = small.batch(context)\n"
+                   "def work():\n    while True: step.run(batch)\n"
+                   "threading.Thread(target=work, daemon=True).start()\n"
+                   "step.run((batch for _ in range(20)), progress=None)\n"
+                   "print('done')\n")
+        here = os.path.dirname(os.path.abspath(small.__file__))
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])}
+        done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=100,
+                              check=False)
+        self.assertEqual((done.returncode, done.stdout), (0, "done\n"), done.stderr)
