@@ -234,7 +234,7 @@ class Log(unittest.TestCase):
         def log(level, text):
             raise RuntimeError(f"log: {text}")
 
-        with glm52.Context(threads=1, log=log) as context:
+        with glm52.Context("cpu", threads=1, log=log) as context:
             folder = self.foreign_key(context)
             with self.assertRaisesRegex(RuntimeError, "log: .*something_new"):
                 glm52.Config.from_hub(context, folder)
