@@ -22,7 +22,8 @@ ASAN_OPTIONS=$options:detect_leaks=1 \
     meson test -C $build --print-errorlogs --timeout-multiplier 10 --no-suite abi --no-suite install --no-suite lua "$@" ||
     status=$?
 
-# The interpreter of these was built without the sanitizer, and what it holds at the end is its own affair.
+# The interpreter of these was built without the sanitizer, and what it holds at the end is its own affair; mawk, which they
+# use, compares beyond the end of its buffers.
 [ $# != 0 ] || meson test -C $build --print-errorlogs --timeout-multiplier 10 --suite lua --wrap \
-    "env LD_PRELOAD=$(${CC:-cc} -print-file-name=libasan.so) ASAN_OPTIONS=$options:detect_leaks=0" || status=$?
+    "env LD_PRELOAD=$(${CC:-cc} -print-file-name=libasan.so) ASAN_OPTIONS=$options:detect_leaks=0:strict_memcmp=0" || status=$?
 exit $status
