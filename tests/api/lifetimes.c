@@ -185,7 +185,7 @@ int main(void)
     Suite *suite = suite_create("lifetimes");
     TCase *cases = tcase_create("references");
 
-    tcase_set_timeout(cases, 250);
+    tcase_set_timeout(cases, 400);
     tcase_add_test(cases, every_order_of_destruction);
     if (glm52_feature("checked")) {
         tcase_add_test(cases, released_pointers);
