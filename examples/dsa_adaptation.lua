@@ -1,5 +1,5 @@
 -- From dense to sparse attention in the stages of GLM-5: a model is trained with dense attention, its indexers are taught
--- what that attends to, then both learn together while each row attends to the 64 keys its indexer selects, of up to
+-- what that attends to, then both learn together while each row attends to the 128 keys its indexer selects, of up to
 -- 512. Held-out loss must come within 1 % of dense attention; the exit status says whether it has. Coefficients and
 -- learning rates are for this small model and few steps: GLM-5.2 adapts with coeff = 1e-3 and lr = 1e-5 for far longer.
 --
@@ -11,11 +11,11 @@ local glm52 = require "glm52"
 local sparse_loss = { kind = "sparse", coeff = 0.3 }
 
 local run = glm52.train {
-  model = { preset = "tiny", index_topk = 64 },
+  model = { preset = "tiny", index_topk = 128 },
   data  = {
     text = arg[1] or glm52.sample_text(),
     pack_tokens = 2048,
-    document_tokens = 512,                             -- eight times the top-k
+    document_tokens = 512,                             -- four times the top-k
     held_out = 0.02,
   },
   optim = { policy = "adamw", lr = 3e-3, schedule = "cosine", min_lr = 3e-4, warmup = 20 },
