@@ -5,10 +5,22 @@
 
 namespace {
 
-__device__ __forceinline__ float load(const float *p) { return *p; }
-__device__ __forceinline__ float load(const __nv_bfloat16 *p) { return __bfloat162float(*p); }
-__device__ __forceinline__ void store(float *p, float v) { *p = v; }
-__device__ __forceinline__ void store(__nv_bfloat16 *p, float v) { *p = __float2bfloat16(v); }
+__device__ __forceinline__ float load(const float *p)
+{
+    return *p;
+}
+__device__ __forceinline__ float load(const __nv_bfloat16 *p)
+{
+    return __bfloat162float(*p);
+}
+__device__ __forceinline__ void store(float *p, float v)
+{
+    *p = v;
+}
+__device__ __forceinline__ void store(__nv_bfloat16 *p, float v)
+{
+    *p = __float2bfloat16(v);
+}
 
 /* A thread an output; the group of a row is found by bisection. */
 template <class T>
@@ -58,7 +70,10 @@ __global__ void weight_kernel(const grouped_gemm_shape g, const int32_t *offsets
 
 constexpr int THREADS = 128, MOST = 65535; /* blocks along y */
 
-unsigned blocks(int64_t columns) { return (unsigned)((columns + THREADS - 1) / THREADS); }
+unsigned blocks(int64_t columns)
+{
+    return (unsigned)((columns + THREADS - 1) / THREADS);
+}
 
 template <class T, class W>
 void launch_weight(cudaStream_t stream, const grouped_gemm_shape &g, const int32_t *offsets,
@@ -91,10 +106,10 @@ cudaError_t generic_weight(cudaStream_t stream, const struct grouped_gemm_shape 
     const bool narrow = g->weight_type == GROUPED_GEMM_BF16;
 
     if (g->type == GROUPED_GEMM_BF16)
-        (narrow ? launch_weight<__nv_bfloat16, __nv_bfloat16> : launch_weight<__nv_bfloat16, float>)(
-            stream, *g, offsets, dy, x, dw);
+        (narrow ? launch_weight<__nv_bfloat16, __nv_bfloat16>
+                : launch_weight<__nv_bfloat16, float>)(stream, *g, offsets, dy, x, dw);
     else
-        (narrow ? launch_weight<float, __nv_bfloat16> : launch_weight<float, float>)(
-            stream, *g, offsets, dy, x, dw);
+        (narrow ? launch_weight<float, __nv_bfloat16>
+                : launch_weight<float, float>)(stream, *g, offsets, dy, x, dw);
     return cudaGetLastError();
 }

@@ -5,7 +5,10 @@
 
 namespace {
 
-bool type_ok(int32_t type) { return type == GROUPED_GEMM_BF16 || type == GROUPED_GEMM_F32; }
+bool type_ok(int32_t type)
+{
+    return type == GROUPED_GEMM_BF16 || type == GROUPED_GEMM_F32;
+}
 
 bool valid(const struct grouped_gemm_shape *g)
 {
@@ -14,7 +17,10 @@ bool valid(const struct grouped_gemm_shape *g)
            g->groups <= 65535 && type_ok(g->type) && type_ok(g->weight_type);
 }
 
-bool aligned16(const void *p) { return (uintptr_t)p % 16 == 0; }
+bool aligned16(const void *p)
+{
+    return (uintptr_t)p % 16 == 0;
+}
 
 bool hopper_shape(const struct grouped_gemm_shape *g, const void *a, const void *b, const void *c)
 {
@@ -81,8 +87,8 @@ cudaError_t grouped_gemm_cuda_backward_rows(cudaStream_t stream, const struct gr
 
 cudaError_t grouped_gemm_cuda_backward_weight(cudaStream_t stream,
                                               const struct grouped_gemm_shape *g,
-                                              const int32_t *offsets, const void *dy,
-                                              const void *x, void *dw, void *workspace)
+                                              const int32_t *offsets, const void *dy, const void *x,
+                                              void *dw, void *workspace)
 {
     if (!valid(g))
         return cudaErrorInvalidValue;

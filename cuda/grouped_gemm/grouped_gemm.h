@@ -15,9 +15,9 @@ extern "C" {
 
 enum grouped_gemm_dtype { GROUPED_GEMM_BF16, GROUPED_GEMM_F32 };
 
-/* One weight matrix [n,k] per group, `stride` elements apart. Rows offsets[g] .. offsets[g+1] - 1 of
- * the row arrays belong to group g; offsets[0] = 0, ascending, offsets[groups] <= rows. Rows behind
- * the last group are neither written nor able to change a result, whatever they hold. */
+/* One weight matrix [n,k] per group, `stride` elements apart. Rows offsets[g] .. offsets[g+1] - 1
+ * of the row arrays belong to group g; offsets[0] = 0, ascending, offsets[groups] <= rows. Rows
+ * behind the last group are neither written nor able to change a result, whatever they hold. */
 struct grouped_gemm_shape {
     int64_t rows, n, k, stride; /* stride >= n * k */
     int32_t groups;
@@ -41,12 +41,12 @@ cudaError_t grouped_gemm_cuda_backward_rows(cudaStream_t stream,
                                             const int32_t *offsets, const void *dy, const void *w,
                                             void *dx, void *workspace);
 
-/* dW_g[n,k] (+)= sum over the rows i of g of dy[i,n] x[i,k]; matrices `stride` elements apart. A group
- * without rows gets zeros if add = 0 and is not touched if add = 1. */
+/* dW_g[n,k] (+)= sum over the rows i of g of dy[i,n] x[i,k]; matrices `stride` elements apart. A
+ * group without rows gets zeros if add = 0 and is not touched if add = 1. */
 cudaError_t grouped_gemm_cuda_backward_weight(cudaStream_t stream,
                                               const struct grouped_gemm_shape *shape,
-                                              const int32_t *offsets, const void *dy,
-                                              const void *x, void *dw, void *workspace);
+                                              const int32_t *offsets, const void *dy, const void *x,
+                                              void *dw, void *workspace);
 
 #ifdef __cplusplus
 }

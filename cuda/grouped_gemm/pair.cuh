@@ -1,7 +1,8 @@
 /* The frame of both kernels. A persistent pair of blocks takes tiles from the plan until none is
  * left. In each block one thread feeds a ring of stages through the copy engine, two warpgroups
- * multiply, and in the first block of the pair one warp deals out tiles. A warpgroup that is through
- * with its half of a tile writes it while the other still multiplies and the ring refills. */
+ * multiply, and in the first block of the pair one warp deals out tiles. A warpgroup that is
+ * through with its half of a tile writes it while the other still multiplies and the ring refills.
+ */
 #pragma once
 #include "shape.cuh"
 #include "tensor.cuh"
@@ -10,14 +11,16 @@ namespace pair {
 using namespace hopper;
 
 constexpr int STAGES = 4, MESSAGES = 2;
-constexpr int GROUPS = 2; /* warpgroups that multiply, 64 x 256 outputs each; after the one that loads */
+constexpr int GROUPS =
+    2; /* warpgroups that multiply, 64 x 256 outputs each; after the one that loads */
 constexpr int THREADS = (GROUPS + 1) * 128;
 constexpr uint32_t A_BYTES = OWN * DEPTH * 2, B_BYTES = COMMON * DEPTH * 2;
 constexpr uint32_t STAGE_BYTES = A_BYTES + B_BYTES;
-constexpr uint32_t BLOCK_BYTES = 64 * 128;             /* 64 rows of a swizzled block */
-constexpr int STAGING_BLOCKS = 2; /* per warpgroup, for outputs on their way */
+constexpr uint32_t BLOCK_BYTES = 64 * 128; /* 64 rows of a swizzled block */
+constexpr int STAGING_BLOCKS = 2;          /* per warpgroup, for outputs on their way */
 constexpr uint32_t STAGING_BYTES = STAGING_BLOCKS * BLOCK_BYTES;
-constexpr int LOOK_AHEAD = 8; /* stages before the end of a tile at which the next one is asked for */
+constexpr int LOOK_AHEAD =
+    8; /* stages before the end of a tile at which the next one is asked for */
 
 struct signals {
     int4 tile[MESSAGES];
@@ -25,10 +28,11 @@ struct signals {
     uint64_t tile_full[MESSAGES], tile_empty[MESSAGES];
     uint64_t wanted;
 };
-constexpr int READERS = GROUPS * 4 + 1; /* of a tile message: warps that multiply, the loading thread */
+constexpr int READERS =
+    GROUPS * 4 + 1; /* of a tile message: warps that multiply, the loading thread */
 
-constexpr uint32_t SHARED_BYTES =
-    STAGES * STAGE_BYTES + GROUPS * STAGING_BYTES + (uint32_t)sizeof(signals) + 1024; /* alignment */
+constexpr uint32_t SHARED_BYTES = STAGES * STAGE_BYTES + GROUPS * STAGING_BYTES +
+                                  (uint32_t)sizeof(signals) + 1024; /* alignment */
 
 /* addresses in shared memory */
 struct frame {
@@ -38,7 +42,10 @@ struct frame {
     __device__ uint32_t b(int slot) const { return stages + slot * STAGE_BYTES + A_BYTES; }
     __device__ uint32_t tile(int i) const { return signal + i * 16; }
     __device__ uint32_t full(int i) const { return signal + (int)offsetof(signals, full) + i * 8; }
-    __device__ uint32_t empty(int i) const { return signal + (int)offsetof(signals, empty) + i * 8; }
+    __device__ uint32_t empty(int i) const
+    {
+        return signal + (int)offsetof(signals, empty) + i * 8;
+    }
     __device__ uint32_t tile_full(int i) const
     {
         return signal + (int)offsetof(signals, tile_full) + i * 8;
@@ -142,7 +149,8 @@ __device__ __forceinline__ int4 next_tile(const frame &f, place<MESSAGES> &mail)
 /* The warp that deals: describe(tile number, group, number in the group) makes the message. Tiles
  * are taken one by one as they are wanted, so that pairs with small tiles take more of them. */
 template <class F>
-__device__ __forceinline__ void deal_tiles(const frame &f, struct plan *plan, int groups, F &&describe)
+__device__ __forceinline__ void deal_tiles(const frame &f, struct plan *plan, int groups,
+                                           F &&describe)
 {
     const int lane = threadIdx.x % 32, tiles = plan->first[groups];
     place<MESSAGES> mail;
@@ -178,7 +186,8 @@ __device__ __forceinline__ void deal_tiles(const frame &f, struct plan *plan, in
     }
 }
 
-/* ---- products --------------------------------------------------------------------------------- */
+/* ---- products ---------------------------------------------------------------------------------
+ */
 
 /* Both blocks' loads into the slot may go on once the four warpgroups are through with it. */
 __device__ __forceinline__ void release(const frame &f, int slot)

@@ -54,8 +54,7 @@ __global__ __launch_bounds__(WARPS * 32) void plan_weight_kernel(
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = blockIdx.x * WARPS + warp;
 
     if (g == 0)
-        number_tiles(plan, groups, offsets,
-                     [=](int rows) { return rows || !add ? columns : 0; });
+        number_tiles(plan, groups, offsets, [=](int rows) { return rows || !add ? columns : 0; });
     if (g >= groups)
         return;
     const int64_t from = offsets[g];
@@ -86,8 +85,8 @@ encode_function encoder()
         void *f = nullptr;
         cudaDriverEntryPointQueryResult result;
 
-        if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000,
-                                             cudaEnableDefault, &result) != cudaSuccess ||
+        if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault,
+                                             &result) != cudaSuccess ||
             result != cudaDriverEntryPointSuccess)
             f = nullptr;
         return (encode_function)f;
@@ -136,10 +135,9 @@ bool encode_map(CUtensorMap *map, int type, const void *data, int dimensions, co
     const cuuint32_t every[3] = {1, 1, 1};
 
     return encoder() &&
-           encoder()(map,
-                     narrow ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-                     dimensions, (void *)data, sizes, pitches, box, every,
-                     CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                     CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+           encoder()(
+               map, narrow ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+               dimensions, (void *)data, sizes, pitches, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
+               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }

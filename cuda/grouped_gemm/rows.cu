@@ -19,7 +19,10 @@ struct rows_shape {
     int32_t columns, groups, add;
 };
 
-__device__ __forceinline__ int tiles_of(int rows) { return (rows + COMMON - 1) / COMMON; }
+__device__ __forceinline__ int tiles_of(int rows)
+{
+    return (rows + COMMON - 1) / COMMON;
+}
 
 /* message: first row, rows, group, pair column */
 __device__ __forceinline__ int4 describe(const int32_t *offsets, int group, int number)
@@ -129,8 +132,8 @@ __device__ __forceinline__ void write_some(float *v, const target &t, uint32_t b
     }
 }
 
-/* Two blocks of shared memory take turns, on from tile to tile (`turn`): whoever is past the barrier
- * of one block has been through with reading the other. */
+/* Two blocks of shared memory take turns, on from tile to tile (`turn`): whoever is past the
+ * barrier of one block has been through with reading the other. */
 template <int N>
 __device__ __forceinline__ void write_rows(float (&d)[N / 2], const target &t, uint32_t staging,
                                            int group, int &turn)
@@ -170,9 +173,10 @@ __device__ __forceinline__ void some_tile(const frame &f, place<STAGES> &at, int
 }
 
 template <bool BACKWARD>
-__global__ __cluster_dims__(2) __launch_bounds__(THREADS, 1) void rows_kernel(
-    const __grid_constant__ rows_maps maps, const rows_shape s, const int32_t *offsets,
-    struct plan *plan, __nv_bfloat16 *out)
+__global__ __cluster_dims__(2)
+    __launch_bounds__(THREADS, 1) void rows_kernel(const __grid_constant__ rows_maps maps,
+                                                   const rows_shape s, const int32_t *offsets,
+                                                   struct plan *plan, __nv_bfloat16 *out)
 {
     extern __shared__ uint8_t shared[];
     const frame f = open_frame(shared);
@@ -242,6 +246,6 @@ cudaError_t hopper_rows(cudaStream_t stream, const struct grouped_gemm_shape *g,
     if (e != cudaSuccess)
         return e;
     kernel<<<2 * pairs_of_blocks(), THREADS, SHARED_BYTES, stream>>>(maps, s, offsets, plan,
-                                                                    (__nv_bfloat16 *)out);
+                                                                     (__nv_bfloat16 *)out);
     return cudaGetLastError();
 }

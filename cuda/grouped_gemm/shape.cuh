@@ -5,11 +5,13 @@
 
 #include "grouped_gemm.h"
 
-/* A pair of blocks (a cluster) computes 256 x 256 outputs, each block 128 x 256 of them: 256 columns
- * of operand B, which both need and each loads half of for both, and its own 128 of operand A. */
+/* A pair of blocks (a cluster) computes 256 x 256 outputs, each block 128 x 256 of them: 256
+ * columns of operand B, which both need and each loads half of for both, and its own 128 of operand
+ * A. */
 constexpr int OWN = 128, PAIR = 256, COMMON = 256;
-constexpr int DEPTH = 64; /* of a stage, in the direction that is summed: a swizzled row of 128 bytes */
-constexpr int STEP = 16;  /* of that, per wgmma */
+constexpr int DEPTH =
+    64; /* of a stage, in the direction that is summed: a swizzled row of 128 bytes */
+constexpr int STEP = 16; /* of that, per wgmma */
 
 /* Written on the device before the call's main kernel; `first` has groups + 1 entries. Tiles (of a
  * pair) are numbered by group; group g has numbers first[g] .. first[g+1] - 1. */

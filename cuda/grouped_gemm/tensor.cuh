@@ -12,11 +12,13 @@ __device__ __forceinline__ bool elected()
 {
     uint32_t yes;
 
-    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(yes));
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(yes));
     return yes;
 }
 
-/* ---- clusters --------------------------------------------------------------------------------- */
+/* ---- clusters ---------------------------------------------------------------------------------
+ */
 
 __device__ __forceinline__ uint32_t cluster_rank()
 {
@@ -103,9 +105,10 @@ __device__ __forceinline__ void load_box_pair(uint32_t to, const CUtensorMap *ma
 __device__ __forceinline__ void store_box(const CUtensorMap *map, int c0, int c1, int c2,
                                           uint32_t from)
 {
-    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1,%2,%3}], [%4];" ::"l"(map),
-                 "r"(c0), "r"(c1), "r"(c2), "r"(from)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1,%2,%3}], [%4];" ::"l"(map),
+        "r"(c0), "r"(c1), "r"(c2), "r"(from)
+        : "memory");
 }
 
 /* added to what is there, in L2, in the type of the tensor */
@@ -162,7 +165,8 @@ __device__ __forceinline__ void map_acquire(const CUtensorMap *map)
     asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory");
 }
 
-/* ---- 8 x 8 blocks, transposed on the way ------------------------------------------------------- */
+/* ---- 8 x 8 blocks, transposed on the way -------------------------------------------------------
+ */
 
 __device__ __forceinline__ void store_matrices_across(uint32_t to, uint32_t a, uint32_t b,
                                                       uint32_t c, uint32_t d)
@@ -228,7 +232,7 @@ struct product;
         static __device__ __forceinline__ void run(float (&d)[N / 2], uint32_t a, uint32_t b)      \
         {                                                                                          \
             asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" L##N         \
-                         "}, %" #A ", %" #B ", 1, 1, 1, %" #TA_ ", %" #TB_ ";\n"                  \
+                         "}, %" #A ", %" #B ", 1, 1, 1, %" #TA_ ", %" #TB_ ";\n"                   \
                          : F##N                                                                    \
                          : "l"(whole_descriptor(a)), "l"(whole_descriptor(b)), "n"(TA), "n"(TB));  \
         }                                                                                          \

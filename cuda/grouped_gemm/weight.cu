@@ -93,16 +93,17 @@ __device__ __forceinline__ void stage_block(float *d, uint32_t block, float *)
 
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const uint32_t at = block + row * 128 + ((i * 2 + quarter / 2) ^ (row & 7)) * 16 +
-                            quarter % 2 * 8;
+        const uint32_t at =
+            block + row * 128 + ((i * 2 + quarter / 2) ^ (row & 7)) * 16 + quarter % 2 * 8;
 
         store_shared8(at, d[i * 4], d[i * 4 + 1]);
         store_shared8(at + 8 * 128, d[i * 4 + 2], d[i * 4 + 3]); /* the same row & 7 */
     }
 }
 
-/* One warpgroup's 64 x 256 sums to (row, column) of dW_g, block by block through shared memory. Adding
- * is L2's work: every element gets one addition a call, so the order of the additions is no matter. */
+/* One warpgroup's 64 x 256 sums to (row, column) of dW_g, block by block through shared memory.
+ * Adding is L2's work: every element gets one addition a call, so the order of the additions is no
+ * matter. */
 template <class T>
 __device__ __forceinline__ void write_weight(float (&d)[COMMON / 2], uint32_t staging, int group,
                                              const CUtensorMap *dw, int row, int column, int matrix,
@@ -132,9 +133,11 @@ __device__ __forceinline__ void write_weight(float (&d)[COMMON / 2], uint32_t st
 }
 
 template <class T>
-__global__ __cluster_dims__(2) __launch_bounds__(THREADS, 1) void weight_kernel(
-    const __grid_constant__ CUtensorMap dw, const weight_shape s, const int32_t *offsets,
-    struct plan *plan, const struct group_maps *maps)
+__global__ __cluster_dims__(2)
+    __launch_bounds__(THREADS, 1) void weight_kernel(const __grid_constant__ CUtensorMap dw,
+                                                     const weight_shape s, const int32_t *offsets,
+                                                     struct plan *plan,
+                                                     const struct group_maps *maps)
 {
     extern __shared__ uint8_t shared[];
     const frame f = open_frame(shared);
@@ -177,13 +180,13 @@ template <class T>
 cudaError_t launch(cudaStream_t stream, const CUtensorMap &dw, const weight_shape &s,
                    const int32_t *offsets, struct plan *plan, const struct group_maps *maps)
 {
-    cudaError_t e = cudaFuncSetAttribute(
-        weight_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+    cudaError_t e = cudaFuncSetAttribute(weight_kernel<T>,
+                                         cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
 
     if (e != cudaSuccess)
         return e;
-    weight_kernel<T><<<2 * pairs_of_blocks(), THREADS, SHARED_BYTES, stream>>>(dw, s, offsets, plan,
-                                                                              maps);
+    weight_kernel<T>
+        <<<2 * pairs_of_blocks(), THREADS, SHARED_BYTES, stream>>>(dw, s, offsets, plan, maps);
     return cudaGetLastError();
 }
 

@@ -37,14 +37,18 @@ static uint32_t random_bits()
     seed ^= seed << 17;
     return (uint32_t)(seed >> 32);
 }
-static double uniform() { return random_bits() / 4294967296.0; }
+static double uniform()
+{
+    return random_bits() / 4294967296.0;
+}
 static float normal()
 {
     return (float)(std::sqrt(-2 * std::log(uniform() + 1e-12)) *
                    std::cos(6.283185307179586 * uniform()));
 }
 
-/* ---- arrays: the values on the host, a guarded copy on the device ------------------------------ */
+/* ---- arrays: the values on the host, a guarded copy on the device ------------------------------
+ */
 
 static const size_t GUARD = 256;
 
@@ -99,7 +103,8 @@ struct array {
     }
 };
 
-/* ---- one case ----------------------------------------------------------------------------------- */
+/* ---- one case -----------------------------------------------------------------------------------
+ */
 
 enum operation { FORWARD, BACKWARD_ROWS, BACKWARD_WEIGHT };
 static const char *const NAMES[] = {"forward", "backward_rows", "backward_weight"};
@@ -132,12 +137,10 @@ struct one_case {
     double worst = 0;
 
     one_case(operation op, const grouped_gemm_shape &g, const std::vector<int32_t> &offsets)
-        : op(op), g(g), offsets(offsets),
-          a(g.type, g.rows * (op == FORWARD ? g.k : g.n), true),
+        : op(op), g(g), offsets(offsets), a(g.type, g.rows * (op == FORWARD ? g.k : g.n), true),
           b(g.type, op == BACKWARD_WEIGHT ? g.rows * g.k : g.groups * g.stride, true),
           c(op == BACKWARD_WEIGHT ? g.weight_type : g.type,
-            op == BACKWARD_WEIGHT ? g.groups * g.stride
-                                  : g.rows * (op == FORWARD ? g.n : g.k),
+            op == BACKWARD_WEIGHT ? g.groups * g.stride : g.rows * (op == FORWARD ? g.n : g.k),
             g.add != 0)
     {
         const size_t used = offsets.back();
@@ -180,7 +183,8 @@ struct one_case {
         for (int e = 0; e < g.groups; e++)
             for (int64_t i = offsets[e]; i < offsets[e + 1]; i++)
                 for (int64_t j = 0; j < width; j++) {
-                    const float *row = &a.value[i * depth], *w = &b.value[e * g.stride + j * across];
+                    const float *row = &a.value[i * depth],
+                                *w = &b.value[e * g.stride + j * across];
                     sum s;
                     for (int64_t d = 0; d < depth; d++)
                         s.add(row[d], w[d * along]);
@@ -211,8 +215,8 @@ struct one_case {
         std::vector<uint8_t> first, ws(bytes + GUARD, 0xcd);
 
         CHECK(cudaMalloc(&device_offsets, offsets.size() * 4));
-        CHECK(cudaMemcpy(device_offsets, offsets.data(), offsets.size() * 4,
-                         cudaMemcpyHostToDevice));
+        CHECK(
+            cudaMemcpy(device_offsets, offsets.data(), offsets.size() * 4, cudaMemcpyHostToDevice));
         CHECK(cudaMalloc(&workspace, bytes + GUARD));
         CHECK(cudaMemcpy(workspace, ws.data(), ws.size(), cudaMemcpyHostToDevice));
         for (int again = 0; again < 2; again++) {
@@ -233,10 +237,14 @@ struct one_case {
                 break;
             }
         op == BACKWARD_WEIGHT ? check_weight(first) : check_rows(first);
-        std::printf("%-6s %-15s %s add %d %-8s n %4d k %4d groups %3d rows %5d: %.2f of the limit\n",
-                    wrong ? "FAILED" : "ok", NAMES[op], g.type == GROUPED_GEMM_BF16 ? "bf16" : "fp32",
-                    g.add, op != BACKWARD_WEIGHT ? "" : c.type ? "dw fp32" : "dw bf16", (int)g.n,
-                    (int)g.k, g.groups, (int)offsets.back(), worst);
+        std::printf(
+            "%-6s %-15s %s add %d %-8s n %4d k %4d groups %3d rows %5d: %.2f of the limit\n",
+            wrong ? "FAILED" : "ok", NAMES[op], g.type == GROUPED_GEMM_BF16 ? "bf16" : "fp32",
+            g.add,
+            op != BACKWARD_WEIGHT ? ""
+            : c.type              ? "dw fp32"
+                                  : "dw bf16",
+            (int)g.n, (int)g.k, g.groups, (int)offsets.back(), worst);
         cudaFree(device_offsets);
         cudaFree(workspace);
         return wrong > 0;
@@ -253,8 +261,9 @@ static int all_of(int64_t n, int64_t k, int gap, int spare, int type,
         offsets.push_back(offsets.back() + c);
     for (int op = FORWARD; op <= BACKWARD_WEIGHT; op++)
         for (int add = 0; add < 2; add++)
-            for (int weight_type = 0; weight_type < (op == BACKWARD_WEIGHT ? 2 : 1); weight_type++) {
-                const grouped_gemm_shape g = {offsets.back() + spare, n, k, n * k + gap,
+            for (int weight_type = 0; weight_type < (op == BACKWARD_WEIGHT ? 2 : 1);
+                 weight_type++) {
+                const grouped_gemm_shape g = {offsets.back() + spare, n,   k,    n * k + gap,
                                               (int32_t)counts.size(), add, type, weight_type};
                 failed += one_case((operation)op, g, offsets).run();
             }

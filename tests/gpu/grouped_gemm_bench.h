@@ -49,7 +49,8 @@ __global__ static void sample(grouped_gemm_shape g, int op, const int32_t *offse
     }
     double v = 0, s = 0;
     for (int64_t i = from + threadIdx.x; i < to; i += 128) {
-        const double p = (double)__bfloat162float(a[a0 + i * a1]) * __bfloat162float(b[b0 + i * b1]);
+        const double p =
+            (double)__bfloat162float(a[a0 + i * a1]) * __bfloat162float(b[b0 + i * b1]);
         v += p, s += fabs(p);
     }
     value[threadIdx.x] = v, size[threadIdx.x] = s;
@@ -124,8 +125,8 @@ static times gemm_rate(void *flush) /* TFLOP/s in the two modes */
     cublasCreate(&handle);
     const times t = time_both(
         [&] {
-            cublasGemmEx(handle, CUBLAS_OP_T, CUBLAS_OP_N, n, n, n, &one, m[0], CUDA_R_16BF, n, m[1],
-                         CUDA_R_16BF, n, &zero, m[2], CUDA_R_16BF, n, CUBLAS_COMPUTE_32F,
+            cublasGemmEx(handle, CUBLAS_OP_T, CUBLAS_OP_N, n, n, n, &one, m[0], CUDA_R_16BF, n,
+                         m[1], CUDA_R_16BF, n, &zero, m[2], CUDA_R_16BF, n, CUBLAS_COMPUTE_32F,
                          CUBLAS_GEMM_DEFAULT);
         },
         flush);
@@ -193,16 +194,16 @@ static void bench_shape(const bench_case &s, const char *what, const times &gemm
         CHECK(cudaMemset(dw, add ? 0 : 0xff, nw * 4));
         CHECK(cudaMemset(worst, 0, 4));
         CHECK(call(op, g, offsets, a, b, dw, workspace));
-        sample<<<4096, 128>>>(g, op, offsets, (const __nv_bfloat16 *)a, (const __nv_bfloat16 *)b, dw,
-                              worst);
+        sample<<<4096, 128>>>(g, op, offsets, (const __nv_bfloat16 *)a, (const __nv_bfloat16 *)b,
+                              dw, worst);
         CHECK(cudaMemcpy(&error, worst, 4, cudaMemcpyDeviceToHost));
-        const times t =
-            time_both([&] { CHECK(call(op, g, offsets, a, b, dw, workspace)); }, flush);
+        const times t = time_both([&] { CHECK(call(op, g, offsets, a, b, dw, workspace)); }, flush);
         const double r = flop / t.rested / 1e9, c = flop / t.sustained / 1e9;
-        std::printf("%4d x %4d K %4d N %4d %-18s B %7.3f ms %6.1f TF %.3f | C %7.3f ms %6.1f TF %.3f"
-                    " | %s %.2f\n",
-                    s.experts, s.average, s.k, s.n, name, t.rested, r, r / gemm.rested, t.sustained,
-                    c, c / gemm.sustained, error <= 1000 ? "right" : "WRONG", error / 1000.0);
+        std::printf(
+            "%4d x %4d K %4d N %4d %-18s B %7.3f ms %6.1f TF %.3f | C %7.3f ms %6.1f TF %.3f"
+            " | %s %.2f\n",
+            s.experts, s.average, s.k, s.n, name, t.rested, r, r / gemm.rested, t.sustained, c,
+            c / gemm.sustained, error <= 1000 ? "right" : "WRONG", error / 1000.0);
         std::fflush(stdout);
     };
     if (strchr(what, 'f'))
@@ -214,8 +215,8 @@ static void bench_shape(const bench_case &s, const char *what, const times &gemm
         one("weight fp32 =", BACKWARD_WEIGHT, 0, GROUPED_GEMM_F32);
         one("weight bf16 =", BACKWARD_WEIGHT, 0, GROUPED_GEMM_BF16);
     }
-    for (void *p : {(void *)x, (void *)y, (void *)w, (void *)dw, (void *)offsets, (void *)worst,
-                    workspace})
+    for (void *p :
+         {(void *)x, (void *)y, (void *)w, (void *)dw, (void *)offsets, (void *)worst, workspace})
         CHECK(cudaFree(p));
 }
 
