@@ -92,10 +92,30 @@ static glm52_status device_synchronize(struct stream *s)
     return error == cudaSuccess ? GLM52_OK : device_fail(error, failed);
 }
 
+static void device_mark(struct stream *s, int moment)
+{
+    cuda_device *d = device_of(s);
+    const cudaError_t error = cudaEventRecord(d->moment[moment], d->stream);
+
+    if (error != cudaSuccess) record_error(d, error, "mark");
+}
+
+static double device_elapsed(struct stream *s, int from, int to)
+{
+    cuda_device *d = device_of(s);
+    float milliseconds = 0;
+    const cudaError_t error = cudaEventElapsedTime(&milliseconds, d->moment[from], d->moment[to]);
+
+    if (error != cudaSuccess) record_error(d, error, "elapsed");
+    return 1e-3 * (double)milliseconds;
+}
+
 static void device_close(struct stream *s)
 {
     cuda_device *d = device_of(s);
 
+    for (cudaEvent_t moment : d->moment)
+        if (moment) cudaEventDestroy(moment);
     if (d->stream) cudaStreamSynchronize(d->stream);
     if (d->scratch) {
         cudaFree(d->scratch);
@@ -117,6 +137,8 @@ void fill_device(struct ops *t)
     t->zero = device_zero;
     t->copy = device_copy;
     t->synchronize = device_synchronize;
+    t->mark = device_mark;
+    t->elapsed = device_elapsed;
     t->close = device_close;
 }
 
@@ -171,6 +193,8 @@ static glm52_status set_up(struct stream *s, cuda_device *d)
     cudaError_t error = cudaSetDevice(d->index);
 
     if (error == cudaSuccess) error = cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking);
+    for (cudaEvent_t &moment : d->moment)
+        if (error == cudaSuccess) error = cudaEventCreate(&moment);
     if (error != cudaSuccess) return device_fail(error, "opening the device");
     cudaDeviceGetAttribute(&d->multiprocessors, cudaDevAttrMultiProcessorCount, d->index);
     if (cublasLtCreate(&d->blas) != CUBLAS_STATUS_SUCCESS)

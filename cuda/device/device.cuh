@@ -20,6 +20,7 @@ struct cuda_device {
     cublasLtHandle_t blas;
     void *scratch;              /* SCRATCH_BYTES: cublasLt's, and of operations that get no workspace */
     struct matmul_cache *products;
+    cudaEvent_t moment[MOMENTS];
     cudaError_t error;          /* the first since the last synchronize */
     const char *failed;         /* the operation it showed in */
 };

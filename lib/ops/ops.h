@@ -25,6 +25,8 @@ struct host;
 
 struct ops;
 
+enum { MOMENTS = 2 }; /* that a device keeps for mark */
+
 /* Where operations run, in order. One per context. */
 struct stream {
     const struct ops *ops;
@@ -33,6 +35,7 @@ struct stream {
     struct tally *tally;  /* NULL: not wanted. The meta device needs none to run, one to count. */
     const char *label;    /* who asks, for the tally; a static string */
     void *state;          /* the device's own */
+    double moment[MOMENTS]; /* of the cpu device, in seconds */
 };
 
 /* c[m,n] (+)= a[m,k] b[k,n], `batch` times with the given strides (elements). a is stored [k,m] if transpose_a,
@@ -189,6 +192,9 @@ struct ops {
     void (*zero)(struct stream *s, void *memory, size_t bytes);
     void (*copy)(struct stream *s, void *to, const void *from, size_t bytes);
     glm52_status (*synchronize)(struct stream *s); /* waits; reports what failed since the last call */
+    /* Notes when the device gets here, as moment 0 .. MOMENTS - 1; seconds between two moments, after synchronize. */
+    void (*mark)(struct stream *s, int moment);
+    double (*elapsed)(struct stream *s, int from, int to);
     void (*close)(struct stream *s);
 
     /* ---- dense ---- */

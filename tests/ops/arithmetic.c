@@ -89,3 +89,54 @@ BENCH(sum_squares, "16M")
         ops->sum_squares(device, x->count, x->at, out->at, workspace->at);
     bench_rate(0, 4.0 * (1 << 24));
 }
+
+BENCH_FULL(add, "16384 x 6144, bf16", "")
+{
+    struct array *x = array_random(BF16, 16384 * 6144), *y = array_random(BF16, 16384 * 6144);
+
+    BENCH_LOOP
+        ops->add(device, x->count, BF16, x->at, y->at);
+    bench_counted();
+}
+
+BENCH_FULL(add, "8192 x 6144, fp32", "")
+{
+    struct array *x = array_random(F32, 8192 * 6144), *y = array_random(F32, 8192 * 6144);
+
+    BENCH_LOOP
+        ops->add(device, x->count, F32, x->at, y->at);
+    bench_counted();
+}
+
+static void bench_convert(glm52_dtype from, glm52_dtype to, int64_t count)
+{
+    struct array *x = array_random(from, count), *y = array_random(to, count);
+
+    BENCH_LOOP
+        ops->convert(device, count, from, x->at, to, y->at);
+    bench_counted();
+}
+
+BENCH_FULL(convert, "8192 x 6144, fp32 to bf16", "")
+{
+    bench_convert(F32, BF16, 8192 * 6144);
+}
+
+BENCH_FULL(convert, "8192 x 6144, bf16 to fp32", "")
+{
+    bench_convert(BF16, F32, 8192 * 6144);
+}
+
+BENCH_FULL(convert, "8192 x 576, fp32 to bf16", "")
+{
+    bench_convert(F32, BF16, 8192 * 576);
+}
+
+BENCH_FULL(copy, "8192 x 6144, bf16", "")
+{
+    struct array *x = array_random(BF16, 8192 * 6144), *y = array_random(BF16, 8192 * 6144);
+
+    BENCH_LOOP
+        ops->copy(device, y->at, x->at, 2 * (size_t)x->count);
+    bench_counted();
+}

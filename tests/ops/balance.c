@@ -262,3 +262,54 @@ BENCH(route_auxiliary, "8 of 256 experts, 4096 rows")
         ops->route_auxiliary(device, &p.shape, p.logits->at, p.sequence->at, dlogits->at, loss->at, NULL);
     bench_rate(0, 12.0 * 4096 * 256);
 }
+
+BENCH_FULL(route_auxiliary, "8192 rows, 8 of 256, 1 sequence", "")
+{
+    struct route_auxiliary shape = shape_of(8192, 256, 8, 1);
+    struct array *logits = array_random(F32, 8192 * 256), *sequence = array_from(I32, 2, (double[]){0, 8192});
+    struct array *dlogits = array_zero(F32, 8192 * 256), *loss = array_zero(F64, 1);
+
+    BENCH_LOOP
+        ops->route_auxiliary(device, &shape, logits->at, sequence->at, dlogits->at, loss->at, NULL);
+    bench_counted();
+}
+
+/* Skewed: low experts are chosen more often. what: 0 counts, 1 capacity by place, 2 by weight. */
+static void bench_assignments(int what)
+{
+    enum { ROWS = 8192, EXPERTS = 256, K = 8 };
+    struct route r = {.rows = ROWS, .experts = EXPERTS, .k = K};
+    struct array *chosen = array_zero(I32, ROWS * K), *weight = array_normal(F32, ROWS * K, 1);
+    struct array *counts = array_zero(F64, EXPERTS), *dropped = array_zero(F64, 1);
+
+    for (int64_t i = 0; i < ROWS * K; i++) {
+        double u = draw_uniform();
+
+        weight->value[i] = fabs(weight->value[i]);
+        chosen->value[i] = (double)(i % K * (EXPERTS / K)) + floor(u * u * (EXPERTS / K));
+    }
+    array_push(chosen);
+    array_push(weight);
+    BENCH_LOOP {
+        if (what)
+            ops->limit_capacity(device, &r, ROWS * K / EXPERTS, what == 2, chosen->at, weight->at, dropped->at);
+        else
+            ops->count_experts(device, &r, chosen->at, NULL, counts->at);
+    }
+    bench_counted();
+}
+
+BENCH_FULL(count_experts, "8192 rows, 8 of 256", "")
+{
+    bench_assignments(0);
+}
+
+BENCH_FULL(limit_capacity, "8192 rows, 8 of 256, by place", "")
+{
+    bench_assignments(1);
+}
+
+BENCH_FULL(limit_capacity, "8192 rows, 8 of 256, by weight", "")
+{
+    bench_assignments(2);
+}

@@ -1,11 +1,8 @@
-/* Arrays, random numbers, checks and clocks behind CASE and BENCH. */
+/* Arrays, random numbers and checks behind CASE and BENCH. */
 #include "case.h"
 
-#include <cblas.h>
-#include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "base/random.h"
 #include "lab.h"
@@ -43,7 +40,12 @@ void lab_enter(const struct case_entry *entry, struct stream *stream, uint64_t s
     ops = stream->ops;
 }
 
-static size_t array_bytes(const struct array *a)
+const struct case_entry *lab_entry(void)
+{
+    return lab.entry;
+}
+
+size_t array_bytes(const struct array *a)
 {
     return (size_t)a->count * dtype_size(a->type);
 }
@@ -116,19 +118,26 @@ double *doubles(int64_t count)
     return s->at;
 }
 
-static struct array *array_new(glm52_dtype type, int64_t count)
+static struct array *array_alone(glm52_dtype type, int64_t count)
 {
     struct array *a = must(calloc(1, sizeof *a));
     size_t bytes;
 
     a->type = type;
     a->count = count;
-    a->value = type == GLM52_DTYPE_U8 ? NULL : must(calloc((size_t)count + 1, sizeof *a->value));
     bytes = array_bytes(a) + 2 * GUARD_BYTES;
     demand(ops->allocate(device, bytes, MEMORY_WORKSPACE, &a->block) == GLM52_OK, "no device memory");
     a->at = (char *)a->block + GUARD_BYTES;
     a->next = lab.arrays;
     lab.arrays = a;
+    return a;
+}
+
+static struct array *array_new(glm52_dtype type, int64_t count)
+{
+    struct array *a = array_alone(type, count);
+
+    if (type != GLM52_DTYPE_U8) a->value = must(calloc((size_t)count + 1, sizeof *a->value));
     return a;
 }
 
@@ -226,6 +235,29 @@ struct array *array_workspace(size_t bytes)
     return array_output(GLM52_DTYPE_U8, bytes ? (int64_t)bytes : 1);
 }
 
+struct array *array_random(glm52_dtype type, int64_t count)
+{
+    enum { PATTERN = 32 << 20 };
+    static uint16_t *pattern; /* as bf16, or as the halves of an fp32: either sign, 1/8 to 2 */
+    struct array *a = array_alone(type, count);
+    size_t bytes = array_bytes(a), sent = bytes < PATTERN ? bytes : PATTERN;
+
+    if (!pattern) {
+        uint64_t state = 1;
+
+        pattern = must(malloc(PATTERN));
+        for (size_t i = 0; i < PATTERN / sizeof *pattern; i++) {
+            state = state * 6364136223846793005u + 1442695040888963407u;
+            pattern[i] = (uint16_t)((state >> 48 & 0x81ff) | 0x3e00);
+        }
+    }
+    ops->upload(device, a->at, pattern, sent);
+    for (; sent < bytes; sent *= 2)
+        ops->copy(device, (char *)a->at + sent, a->at, sent < bytes - sent ? sent : bytes - sent);
+    device_wait();
+    return a;
+}
+
 /* The bits of a, after checking its guards; freed by the caller. */
 static unsigned char *array_receive(struct array *a)
 {
@@ -306,115 +338,4 @@ void differences(double (*objective)(void *problem), void *problem, double *x, i
         x[i] = kept;
         gradient[i] = (above - below) / (2 * h);
     }
-}
-
-/* ---- benches ---- */
-
-static double now(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-/* The best of some rounds; other work on the machine only ever makes a round slower. The reference runs now and then
- * between the rounds, so that both have met the same machine. */
-static const double BENCH_SECONDS = 0.5, BETWEEN_REFERENCES = 0.1;
-enum { BENCH_ROUNDS = 5, REFERENCE_SIZE = 2048 };
-
-static struct {
-    double best, spent, unreferenced, began; /* seconds */
-    int rounds;                              /* -1 before the first, which only warms up */
-    struct array *a, *b, *c;                 /* of the reference's matrix product; a copy takes a to c */
-    double gemm, copy;                       /* seconds at best */
-} clock_;
-
-static int on_cpu(void)
-{
-    return strcmp(ops->name, "cpu") == 0;
-}
-
-static struct array *reference_matrix(void)
-{
-    struct array *a = array_zero(on_cpu() ? GLM52_DTYPE_F32 : GLM52_DTYPE_BF16, REFERENCE_SIZE * REFERENCE_SIZE);
-
-    for (int64_t i = 0; i < a->count; i++) a->value[i] = (double)(i % 17 - 8) / 8;
-    array_push(a);
-    return a;
-}
-
-static void reference_gemm(void)
-{
-    int64_t n = REFERENCE_SIZE;
-    glm52_dtype type = clock_.a->type;
-    struct gemm g = {.m = n, .n = n, .k = n, .lda = n, .ldb = n, .ldc = n, .batch = 1,
-                     .a_type = type, .b_type = type, .c_type = type};
-
-    if (on_cpu())
-        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, REFERENCE_SIZE, REFERENCE_SIZE, REFERENCE_SIZE, 1,
-                    clock_.a->at, REFERENCE_SIZE, clock_.b->at, REFERENCE_SIZE, 0, clock_.c->at, REFERENCE_SIZE);
-    else
-        ops->gemm(device, &g, clock_.a->at, clock_.b->at, clock_.c->at);
-}
-
-static void reference_copy(void)
-{
-    ops->copy(device, clock_.c->at, clock_.a->at, array_bytes(clock_.a));
-}
-
-static double seconds_of(void (*work)(void))
-{
-    double began = now();
-
-    work();
-    device_wait();
-    return now() - began;
-}
-
-static void reference_round(void)
-{
-    clock_.gemm = fmin(clock_.gemm, seconds_of(reference_gemm));
-    clock_.copy = fmin(clock_.copy, seconds_of(reference_copy));
-    clock_.unreferenced = 0;
-}
-
-void bench_begin(void)
-{
-    clock_.a = reference_matrix();
-    clock_.b = reference_matrix();
-    clock_.c = reference_matrix();
-    clock_.best = clock_.gemm = clock_.copy = INFINITY;
-    clock_.spent = 0;
-    clock_.rounds = -1;
-    omp_set_num_threads(device->threads); /* the cpu's reference is BLAS with threads of its own */
-    reference_round();
-}
-
-int bench_again(void)
-{
-    if (clock_.rounds >= 0) {
-        double t;
-
-        device_wait();
-        t = now() - clock_.began;
-        if (clock_.rounds > 0) clock_.best = fmin(clock_.best, t);
-        clock_.spent += t;
-        clock_.unreferenced += t;
-        if (clock_.unreferenced > BETWEEN_REFERENCES) reference_round();
-    }
-    if (++clock_.rounds > BENCH_ROUNDS && clock_.spent > BENCH_SECONDS) return 0;
-    clock_.began = now();
-    return 1;
-}
-
-void bench_rate(double flops, double bytes)
-{
-    double rate = (flops > 0 ? flops : bytes) / clock_.best, n = REFERENCE_SIZE;
-    double reference = flops > 0 ? 2 * n * n * n / clock_.gemm : 2 * (double)array_bytes(clock_.a) / clock_.copy;
-
-    printf("%-5s %-28s %-44s %9.3f ms %8.1f %s  %3.0f%% of %s\n", ops->name, lab.entry->op, lab.entry->text,
-           1e3 * clock_.best, 1e-9 * rate, flops > 0 ? "GFLOP/s" : "GB/s   ", 100 * rate / reference,
-           flops > 0 ? "gemm" : "copy");
-    fflush(stdout);
 }

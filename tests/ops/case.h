@@ -33,9 +33,11 @@ extern const struct ops *ops;
 
 /* ---- registration ---- */
 
+enum { IS_CASE, IS_BENCH, IS_BENCH_FULL };
+
 struct case_entry {
-    const char *op, *text, *file;
-    int line, is_bench;
+    const char *op, *text, *peer, *file;
+    int line, kind;
     void (*body)(void);
     struct case_entry *next;
 };
@@ -50,17 +52,21 @@ void device_register(struct device_entry *entry);
 
 #define CASE_JOIN_(a, b) a##b
 #define CASE_JOIN(a, b) CASE_JOIN_(a, b)
-#define CASE_ENTRY(op_, text_, bench_)                                                                                 \
+#define CASE_ENTRY(op_, text_, peer_, kind_)                                                                                \
     static void CASE_JOIN(case_body_, __LINE__)(void);                                                                 \
     __attribute__((constructor)) static void CASE_JOIN(case_enter_, __LINE__)(void)                                    \
     {                                                                                                                  \
-        static struct case_entry entry = {#op_, text_, __FILE__, __LINE__, bench_, CASE_JOIN(case_body_, __LINE__), 0}; \
+        static struct case_entry entry = {#op_, text_, peer_, __FILE__, __LINE__, kind_,                                  \
+                                          CASE_JOIN(case_body_, __LINE__), 0};                                         \
         case_register(&entry);                                                                                         \
     }                                                                                                                  \
     static void CASE_JOIN(case_body_, __LINE__)(void)
 
-#define CASE(op, text) CASE_ENTRY(op, text, 0)
-#define BENCH(op, text) CASE_ENTRY(op, text, 1)
+#define CASE(op, text) CASE_ENTRY(op, text, "", IS_CASE)
+#define BENCH(op, text) CASE_ENTRY(op, text, "", IS_BENCH)
+/* A bench at the full width of GLM-5.2, for GPUs: each call is timed by the device's own clock after 512 MiB of other data
+ * have passed through its caches. peer: what others reach, or "". Ends with bench_counted or bench_rate. */
+#define BENCH_FULL(op, text, peer) CASE_ENTRY(op, text, peer, IS_BENCH_FULL)
 
 /* Adds a device to the list by linking the file that says so. */
 #define DEVICE(name_, open_)                                                        \
@@ -98,6 +104,9 @@ struct array *array_output(glm52_dtype type, int64_t count);
 /* Poisoned bytes; at least one, so that `at` is valid. */
 struct array *array_workspace(size_t bytes);
 
+/* Random numbers of any size at once, for benches: nothing of it is kept on the host. */
+struct array *array_random(glm52_dtype type, int64_t count);
+
 void array_push(struct array *a);   /* rounds value to the type, sends it */
 void array_poison(struct array *a); /* NaN again */
 void array_fetch(struct array *a);  /* device -> value; fails if a guard byte changed */
@@ -129,12 +138,16 @@ void differences(double (*objective)(void *problem), void *problem, double *x, i
 
 /* ---- benches ---- */
 
-/* Repeats the next statement for about half a second and keeps the fastest round. */
+/* Repeats the next statement for about half a second and keeps the fastest round; a full bench some rounds, and keeps the
+ * median. */
 #define BENCH_LOOP for (bench_begin(); bench_again();)
 void bench_begin(void);
 int bench_again(void);
-/* Prints one line: GFLOP/s and the share of the device's own matrix product (OpenBLAS's sgemm 2048^3 on the cpu, the
- * table's bf16 gemm elsewhere), or, if flops is 0, GB/s and the share of its copy. */
+/* Prints one line: the rate in FLOPs and the share of the device's own matrix product (OpenBLAS's sgemm 2048^3 on the cpu,
+ * bf16 8192^3 for a full bench), or, if flops is 0, in bytes and the share of its copy; of a full bench also the bytes, the
+ * time that the host takes to launch it, and the peer. */
 void bench_rate(double flops, double bytes);
+/* The same with the FLOPs and bytes that ops/count.h states for what ran. */
+void bench_counted(void);
 
 #endif

@@ -1,6 +1,7 @@
 /* Tests and benches the operations table on every device that can be opened:
- *     check_ops [--test | --bench] [--op NAME] [--device NAME] [--seed N] [--threads N]
- * --op takes the beginning of a name. Tests are reported as TAP on standard output. */
+ *     check_ops [--test | --bench] [--op NAME] [--device NAME] [--seed N] [--threads N] [--sustained]
+ * --op takes the beginning of a name. Benches are small on the cpu and of full width elsewhere; --sustained times the latter
+ * also back to back. Tests are reported as TAP on standard output. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -60,9 +61,11 @@ static void run_case(int i)
     r->stream->threads = threads;
 }
 
-static int wanted(const struct case_entry *entry)
+static int wanted(const struct case_entry *entry, const struct stream *stream)
 {
-    return entry->is_bench == options.bench && strncmp(entry->op, options.op, strlen(options.op)) == 0;
+    int kind = !options.bench ? IS_CASE : strcmp(stream->ops->name, "cpu") == 0 ? IS_BENCH : IS_BENCH_FULL;
+
+    return entry->kind == kind && strncmp(entry->op, options.op, strlen(options.op)) == 0;
 }
 
 static void add_runs(const char *name, struct stream *stream)
@@ -70,7 +73,7 @@ static void add_runs(const char *name, struct stream *stream)
     for (const struct case_entry *e = cases; e; e = e->next) {
         struct run *r;
 
-        if (!wanted(e))
+        if (!wanted(e, stream))
             continue;
         runs = realloc(runs, (size_t)(run_count + 1) * sizeof *runs);
         if (!runs)
@@ -110,13 +113,14 @@ static int bench(void)
     for (int i = 0; i < run_count; i++) {
         run_case(i);
         lab_leave();
+        if (i + 1 == run_count || runs[i + 1].stream != runs[i].stream) bench_end();
     }
     return 0;
 }
 
 static int usage(void)
 {
-    fputs("usage: check_ops [--test | --bench] [--op NAME] [--device NAME] [--seed N] [--threads N]\n", stderr);
+    fputs("usage: check_ops [--test | --bench] [--op NAME] [--device NAME] [--seed N] [--threads N] [--sustained]\n", stderr);
     return 2;
 }
 
@@ -131,6 +135,10 @@ static int parse(int argc, char **argv)
         }
         if (strcmp(argv[i], "--bench") == 0) {
             options.bench = 1;
+            continue;
+        }
+        if (strcmp(argv[i], "--sustained") == 0) {
+            bench_sustained();
             continue;
         }
         if (!value)

@@ -133,3 +133,65 @@ BENCH(dispatch_collect, "4096 rows of 512, 4 of 16 experts")
         ops->dispatch_collect(device, &d, place->at, x->at, y->at);
     bench_rate(0, 4 * (double)(d.rows * (d.k + 1) * d.width));
 }
+
+/* At the width of GLM-5.2, bf16, 8 experts a row. what: 0 sort, 1 spread, 2 collect. */
+static void bench_full(int what, int64_t rows, int32_t experts, int32_t add)
+{
+    struct dispatch d = {.rows = rows, .width = 6144, .k = 8, .experts = experts, .add = add, .type = GLM52_DTYPE_BF16};
+    struct array *chosen = draw_chosen(&d), *offsets = array_output(GLM52_DTYPE_I32, experts + 1);
+    struct array *source = array_output(GLM52_DTYPE_I32, rows * d.k), *place = array_output(GLM52_DTYPE_I32, rows * d.k);
+    struct array *workspace = array_workspace(ops->dispatch_sort_bytes(device, &d));
+    struct array *x = array_random(d.type, what ? rows * d.width : 0);
+    struct array *slots = array_random(d.type, what ? rows * d.k * d.width : 0);
+
+    ops->dispatch_sort(device, &d, chosen->at, offsets->at, source->at, place->at, workspace->at);
+    BENCH_LOOP {
+        if (what == 0)
+            ops->dispatch_sort(device, &d, chosen->at, offsets->at, source->at, place->at, workspace->at);
+        else if (what == 1)
+            ops->dispatch_spread(device, &d, source->at, x->at, slots->at);
+        else
+            ops->dispatch_collect(device, &d, place->at, slots->at, x->at);
+    }
+    bench_counted();
+}
+
+BENCH_FULL(dispatch_sort, "8192 rows, 8 of 256", "")
+{
+    bench_full(0, 8192, 256, 0);
+}
+
+BENCH_FULL(dispatch_sort, "16384 rows, 8 of 32", "")
+{
+    bench_full(0, 16384, 32, 0);
+}
+
+BENCH_FULL(dispatch_spread, "8192 x 6144, 8 of 256", "")
+{
+    bench_full(1, 8192, 256, 0);
+}
+
+BENCH_FULL(dispatch_spread, "4096 x 6144, 8 of 32", "")
+{
+    bench_full(1, 4096, 32, 0);
+}
+
+BENCH_FULL(dispatch_spread, "16384 x 6144, 8 of 32", "")
+{
+    bench_full(1, 16384, 32, 0);
+}
+
+BENCH_FULL(dispatch_collect, "8192 x 6144, 8 of 256", "")
+{
+    bench_full(2, 8192, 256, 0);
+}
+
+BENCH_FULL(dispatch_collect, "8192 x 6144, 8 of 32, added", "")
+{
+    bench_full(2, 8192, 32, 1);
+}
+
+BENCH_FULL(dispatch_collect, "4096 x 6144, 8 of 32, added", "")
+{
+    bench_full(2, 4096, 32, 1);
+}

@@ -77,3 +77,39 @@ BENCH(embed, "backward, 4096 x 512 of 8192")
         ops->embed_backward(device, &c.shape, c.token->at, c.dy->at, dtable->at);
     bench_rate(0, 4096.0 * 512 * (double)(dtype_size(c.shape.type) + 8));
 }
+
+/* Tokens drawn as text has them: the n-th most frequent one with weight 1 / n. */
+static void bench_full(int with_backward)
+{
+    enum { ROWS = 8192, WIDTH = 6144, VOCABULARY = 154880 };
+    struct embed e = {ROWS, WIDTH, VOCABULARY, BF16};
+    struct array *token = array_zero(GLM52_DTYPE_I32, ROWS), *y = array_random(BF16, ROWS * WIDTH);
+    struct array *table = array_random(with_backward ? F32 : BF16, (int64_t)VOCABULARY * WIDTH);
+    double *seen = doubles(VOCABULARY), different = 0;
+
+    for (int64_t i = 0; i < ROWS; i++) {
+        int64_t rank = (int64_t)pow((double)VOCABULARY, draw_uniform()), at = rank * 65537 % VOCABULARY;
+
+        token->value[i] = (double)at;
+        different += seen[at] == 0;
+        seen[at] = 1;
+    }
+    array_push(token);
+    BENCH_LOOP {
+        if (with_backward)
+            ops->embed_backward(device, &e, token->at, y->at, table->at);
+        else
+            ops->embed_forward(device, &e, token->at, table->at, y->at);
+    }
+    bench_rate(0, WIDTH * (2.0 * ROWS + different * (with_backward ? 8 : 2)));
+}
+
+BENCH_FULL(embed_forward, "8192 x 6144 of 154880", "")
+{
+    bench_full(0);
+}
+
+BENCH_FULL(embed_backward, "8192 x 6144 of 154880, fp32", "")
+{
+    bench_full(1);
+}

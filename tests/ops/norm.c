@@ -276,3 +276,101 @@ BENCH(layernorm, "backward, 4096 x 512")
 {
     bench(1, 1);
 }
+
+static void bench_full(int layer, int with_backward, int64_t rows, int64_t width, int64_t stride, int32_t add)
+{
+    struct norm n = {.rows = rows, .width = width, .x_stride = stride, .y_stride = stride, .epsilon = 1e-5f, .add = add,
+                     .type = BF16};
+    struct array *x = array_random(BF16, rows * stride), *y = array_random(BF16, rows * stride);
+    struct array *dx = array_random(BF16, rows * stride), *gain = array_random(BF16, width);
+    struct array *bias = array_random(BF16, width), *dgain = array_zero(F32, width), *dbias = array_zero(F32, width);
+    struct array *statistics = array_random(F32, 2 * rows), *workspace = array_workspace(ops->norm_backward_bytes(device, &n));
+
+    BENCH_LOOP {
+        if (!with_backward && layer)
+            ops->layernorm_forward(device, &n, x->at, gain->at, bias->at, y->at, statistics->at);
+        else if (!with_backward)
+            ops->rmsnorm_forward(device, &n, x->at, gain->at, y->at, statistics->at);
+        else if (layer)
+            ops->layernorm_backward(device, &n, x->at, gain->at, statistics->at, y->at, dx->at, dgain->at, dbias->at,
+                                    workspace->at);
+        else
+            ops->rmsnorm_backward(device, &n, x->at, gain->at, statistics->at, y->at, dx->at, dgain->at, workspace->at);
+    }
+    bench_counted();
+}
+
+BENCH_FULL(rmsnorm_forward, "16384 x 6144", "compiled torch 4.06 TB/s")
+{
+    bench_full(0, 0, 16384, 6144, 6144, 0);
+}
+
+BENCH_FULL(rmsnorm_forward, "8192 x 6144", "")
+{
+    bench_full(0, 0, 8192, 6144, 6144, 0);
+}
+
+BENCH_FULL(rmsnorm_forward, "4096 x 6144", "")
+{
+    bench_full(0, 0, 4096, 6144, 6144, 0);
+}
+
+BENCH_FULL(rmsnorm_forward, "8192 x 2048", "")
+{
+    bench_full(0, 0, 8192, 2048, 2048, 0);
+}
+
+BENCH_FULL(rmsnorm_forward, "8192 x 512 of 576", "")
+{
+    bench_full(0, 0, 8192, 512, 576, 0);
+}
+
+BENCH_FULL(rmsnorm_backward, "16384 x 6144, added", "")
+{
+    bench_full(0, 1, 16384, 6144, 6144, 1);
+}
+
+BENCH_FULL(rmsnorm_backward, "8192 x 6144, added", "")
+{
+    bench_full(0, 1, 8192, 6144, 6144, 1);
+}
+
+BENCH_FULL(rmsnorm_backward, "4096 x 6144, added", "")
+{
+    bench_full(0, 1, 4096, 6144, 6144, 1);
+}
+
+BENCH_FULL(rmsnorm_backward, "8192 x 6144", "cuDNN 3.4 to 3.8 TB/s (published)")
+{
+    bench_full(0, 1, 8192, 6144, 6144, 0);
+}
+
+BENCH_FULL(rmsnorm_backward, "8192 x 2048", "")
+{
+    bench_full(0, 1, 8192, 2048, 2048, 0);
+}
+
+BENCH_FULL(rmsnorm_backward, "8192 x 512 of 576", "")
+{
+    bench_full(0, 1, 8192, 512, 576, 0);
+}
+
+BENCH_FULL(layernorm_forward, "16384 x 6144", "")
+{
+    bench_full(1, 0, 16384, 6144, 6144, 0);
+}
+
+BENCH_FULL(layernorm_backward, "16384 x 6144", "")
+{
+    bench_full(1, 1, 16384, 6144, 6144, 0);
+}
+
+BENCH_FULL(layernorm_forward, "8192 x 128", "")
+{
+    bench_full(1, 0, 8192, 128, 128, 0);
+}
+
+BENCH_FULL(layernorm_backward, "8192 x 128", "")
+{
+    bench_full(1, 1, 8192, 128, 128, 0);
+}

@@ -142,3 +142,79 @@ BENCH(rope, "4096 x 8 heads x 16")
         ops->rope(device, &c.shape, c.table->at, c.x->at, c.x->at);
     bench_rate(0, 2.0 * 4096 * 8 * 16 * (double)dtype_size(c.shape.type));
 }
+
+/* Rows of `heads` heads, rotary columns last of `from` columns in x and of `to` in y. */
+static void bench_full(int64_t rows, int32_t heads, int64_t from, int64_t to)
+{
+    struct rope r = {.rows = rows, .heads = heads, .half = 32, .x_row = heads * from, .x_head = from, .y_row = heads * to,
+                     .y_head = to, .type = BF16};
+    struct array *table = array_random(F32, rows * 64), *x = array_random(BF16, rows * r.x_row);
+    struct array *y = from == to ? x : array_random(BF16, rows * r.y_row);
+
+    BENCH_LOOP
+        ops->rope(device, &r, table->at, (uint16_t *)x->at + from - 64, (uint16_t *)y->at + to - 64);
+    bench_counted();
+}
+
+BENCH_FULL(rope, "8192 x 64 x 64, 256 to 576 columns", "")
+{
+    bench_full(8192, 64, 256, 576);
+}
+
+BENCH_FULL(rope, "16384 x 64 x 64, 576 to 256 columns", "")
+{
+    bench_full(16384, 64, 576, 256);
+}
+
+BENCH_FULL(rope, "8192 x 64 x 64 of 256, in place", "")
+{
+    bench_full(8192, 64, 256, 256);
+}
+
+BENCH_FULL(rope, "8192 x 32 x 64 of 128, in place", "")
+{
+    bench_full(8192, 32, 128, 128);
+}
+
+BENCH_FULL(rope, "8192 x 1 x 64 of 576", "")
+{
+    bench_full(8192, 1, 576, 576);
+}
+
+BENCH_FULL(rope_table, "8192 x 32", "")
+{
+    struct array *position = array_zero(GLM52_DTYPE_I32, 8192), *frequency = array_random(F32, 32);
+    struct array *table = array_output(F32, 8192 * 64);
+
+    for (int64_t i = 0; i < 8192; i++) position->value[i] = (double)i;
+    array_push(position);
+    BENCH_LOOP
+        ops->rope_table(device, 8192, 32, position->at, frequency->at, table->at);
+    bench_counted();
+}
+
+static void bench_heads(int sum)
+{
+    enum { ROWS = 8192, HEADS = 64 };
+    struct spread r = {.rows = ROWS, .heads = HEADS, .width = 64, .x_row = 576, .y_row = HEADS * 256, .y_head = 256,
+                       .type = BF16};
+    struct array *y = array_random(BF16, ROWS * HEADS * 256), *x = array_random(sum ? F32 : BF16, ROWS * 576);
+
+    BENCH_LOOP {
+        if (sum)
+            ops->sum_heads(device, &r, (uint16_t *)y->at + 192, (float *)x->at + 512);
+        else
+            ops->spread_heads(device, &r, (uint16_t *)x->at + 512, (uint16_t *)y->at + 192);
+    }
+    bench_counted();
+}
+
+BENCH_FULL(spread_heads, "8192 x 64 heads, 64 of 256", "")
+{
+    bench_heads(0);
+}
+
+BENCH_FULL(sum_heads, "8192 x 64 heads, 64 of 256", "")
+{
+    bench_heads(1);
+}

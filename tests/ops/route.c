@@ -148,3 +148,30 @@ BENCH(route_forward, "8 of 256 experts")
         ops->route_forward(device, &p.shape, p.logits->at, p.bias->at, p.chosen->at, weight->at);
     bench_rate(0, 4.0 * 4096 * (256 + 16));
 }
+
+/* what: 0 forward, 1 backward. */
+static void bench_full(int what)
+{
+    enum { ROWS = 8192, EXPERTS = 256, K = 8 };
+    struct problem p = problem((struct route){.rows = ROWS, .experts = EXPERTS, .k = K, .normalize = 1, .scale = 2.5f});
+    struct array *weight = array_output(GLM52_DTYPE_F32, ROWS * K), *dlogits = array_output(GLM52_DTYPE_F32, ROWS * EXPERTS);
+
+    ops->route_forward(device, &p.shape, p.logits->at, p.bias->at, p.chosen->at, weight->at);
+    BENCH_LOOP {
+        if (what)
+            ops->route_backward(device, &p.shape, p.logits->at, p.chosen->at, p.dweight->at, dlogits->at);
+        else
+            ops->route_forward(device, &p.shape, p.logits->at, p.bias->at, p.chosen->at, weight->at);
+    }
+    bench_counted();
+}
+
+BENCH_FULL(route_forward, "8192 rows, 8 of 256", "")
+{
+    bench_full(0);
+}
+
+BENCH_FULL(route_backward, "8192 rows, 8 of 256", "")
+{
+    bench_full(1);
+}

@@ -151,3 +151,52 @@ BENCH(swiglu, "backward, 16384 x 512")
 {
     bench(1);
 }
+
+static void bench_full(int with_backward, int64_t rows, int64_t width, int weighted)
+{
+    struct swiglu g = {rows, width, BF16};
+    struct array *gate_up = array_random(BF16, rows * 2 * width), *act = array_random(BF16, rows * width);
+    struct array *dgate_up = array_random(BF16, rows * 2 * width), *weight = array_random(F32, rows);
+    struct array *source = array_zero(GLM52_DTYPE_I32, rows), *dweight = array_output(F32, rows);
+    float *p = weighted ? weight->at : NULL, *dp = weighted ? dweight->at : NULL;
+
+    for (int64_t i = 0; i < rows; i++) source->value[i] = (double)(i * 8191 % rows);
+    array_push(source);
+    BENCH_LOOP {
+        if (with_backward)
+            ops->swiglu_backward(device, &g, gate_up->at, p, source->at, act->at, dgate_up->at, dp);
+        else
+            ops->swiglu_forward(device, &g, gate_up->at, p, source->at, act->at);
+    }
+    bench_counted();
+}
+
+BENCH_FULL(swiglu_forward, "65536 x 2048, weighted", "")
+{
+    bench_full(0, 65536, 2048, 1);
+}
+
+BENCH_FULL(swiglu_forward, "32768 x 2048, weighted", "")
+{
+    bench_full(0, 32768, 2048, 1);
+}
+
+BENCH_FULL(swiglu_forward, "8192 x 12288", "")
+{
+    bench_full(0, 8192, 12288, 0);
+}
+
+BENCH_FULL(swiglu_backward, "65536 x 2048, weighted", "")
+{
+    bench_full(1, 65536, 2048, 1);
+}
+
+BENCH_FULL(swiglu_backward, "32768 x 2048, weighted", "")
+{
+    bench_full(1, 32768, 2048, 1);
+}
+
+BENCH_FULL(swiglu_backward, "8192 x 12288", "")
+{
+    bench_full(1, 8192, 12288, 0);
+}

@@ -65,6 +65,16 @@ static glm52_status cpu_synchronize(struct stream *s)
     return GLM52_OK;
 }
 
+static void cpu_mark(struct stream *s, int moment)
+{
+    s->moment[moment] = omp_get_wtime();
+}
+
+static double cpu_elapsed(struct stream *s, int from, int to)
+{
+    return s->moment[to] - s->moment[from];
+}
+
 static void cpu_close(struct stream *s)
 {
     (void)s;
@@ -79,6 +89,8 @@ static const struct ops cpu_ops = {
     .zero = cpu_zero,
     .copy = cpu_copy,
     .synchronize = cpu_synchronize,
+    .mark = cpu_mark,
+    .elapsed = cpu_elapsed,
     .close = cpu_close,
     .gemm = cpu_gemm,
     .grouped_gemm_forward = cpu_grouped_gemm_forward,

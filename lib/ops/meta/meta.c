@@ -53,6 +53,15 @@ static glm52_status meta_synchronize(struct stream *s)
     return GLM52_OK;
 }
 
+static void meta_mark(struct stream *s, int moment)
+{
+}
+
+static double meta_elapsed(struct stream *s, int from, int to)
+{
+    return 0;
+}
+
 static void meta_close(struct stream *s)
 {
 }
@@ -352,6 +361,8 @@ static const struct ops meta_ops = {
     .zero = meta_zero,
     .copy = meta_copy,
     .synchronize = meta_synchronize,
+    .mark = meta_mark,
+    .elapsed = meta_elapsed,
     .close = meta_close,
     .gemm = meta_gemm,
     .grouped_gemm_forward = meta_grouped_gemm_forward,

@@ -1,0 +1,269 @@
+/* The clocks behind BENCH and BENCH_FULL, and what their rates are compared with in the same run. */
+#include "case.h"
+
+#include <cblas.h>
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "lab.h"
+
+static double now(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* ---- BENCH ---- */
+
+/* The best of some rounds; other work on the machine only ever makes a round slower. The reference runs now and then
+ * between the rounds, so that both have met the same machine. */
+static const double BENCH_SECONDS = 0.5, BETWEEN_REFERENCES = 0.1;
+enum { BENCH_ROUNDS = 5, REFERENCE_SIZE = 2048 };
+
+static struct {
+    double best, spent, unreferenced, began; /* seconds */
+    int rounds;                              /* -1 before the first, which only warms up */
+    struct array *a, *b, *c;                 /* of the reference's matrix product; a copy takes a to c */
+    double gemm, copy;                       /* seconds at best */
+} clock_;
+
+static struct array *reference_matrix(void)
+{
+    struct array *a = array_zero(GLM52_DTYPE_F32, REFERENCE_SIZE * REFERENCE_SIZE);
+
+    for (int64_t i = 0; i < a->count; i++) a->value[i] = (double)(i % 17 - 8) / 8;
+    array_push(a);
+    return a;
+}
+
+static void reference_gemm(void)
+{
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, REFERENCE_SIZE, REFERENCE_SIZE, REFERENCE_SIZE, 1, clock_.a->at,
+                REFERENCE_SIZE, clock_.b->at, REFERENCE_SIZE, 0, clock_.c->at, REFERENCE_SIZE);
+}
+
+static void reference_copy(void)
+{
+    ops->copy(device, clock_.c->at, clock_.a->at, array_bytes(clock_.a));
+}
+
+static double seconds_of(void (*work)(void))
+{
+    double began = now();
+
+    work();
+    device_wait();
+    return now() - began;
+}
+
+static void reference_round(void)
+{
+    clock_.gemm = fmin(clock_.gemm, seconds_of(reference_gemm));
+    clock_.copy = fmin(clock_.copy, seconds_of(reference_copy));
+    clock_.unreferenced = 0;
+}
+
+static void best_begin(void)
+{
+    clock_.a = reference_matrix();
+    clock_.b = reference_matrix();
+    clock_.c = reference_matrix();
+    clock_.best = clock_.gemm = clock_.copy = INFINITY;
+    clock_.spent = 0;
+    clock_.rounds = -1;
+    omp_set_num_threads(device->threads); /* the reference is BLAS with threads of its own */
+    reference_round();
+}
+
+static int best_again(void)
+{
+    if (clock_.rounds >= 0) {
+        double t;
+
+        device_wait();
+        t = now() - clock_.began;
+        if (clock_.rounds > 0) clock_.best = fmin(clock_.best, t);
+        clock_.spent += t;
+        clock_.unreferenced += t;
+        if (clock_.unreferenced > BETWEEN_REFERENCES) reference_round();
+    }
+    if (++clock_.rounds > BENCH_ROUNDS && clock_.spent > BENCH_SECONDS) return 0;
+    clock_.began = now();
+    return 1;
+}
+
+static void best_rate(double flops, double bytes)
+{
+    const struct case_entry *entry = lab_entry();
+    double rate = (flops > 0 ? flops : bytes) / clock_.best, n = REFERENCE_SIZE;
+    double reference = flops > 0 ? 2 * n * n * n / clock_.gemm : 2 * (double)array_bytes(clock_.a) / clock_.copy;
+
+    printf("%-5s %-28s %-44s %9.3f ms %8.1f %s  %3.0f%% of %s\n", ops->name, entry->op, entry->text, 1e3 * clock_.best,
+           1e-9 * rate, flops > 0 ? "GFLOP/s" : "GB/s   ", 100 * rate / reference, flops > 0 ? "gemm" : "copy");
+    fflush(stdout);
+}
+
+/* ---- BENCH_FULL ---- */
+
+enum { WARM_ROUNDS = 3, FULL_ROUNDS = 15, FULL_SIZE = 8192 };
+static const size_t FLUSH_BYTES = (size_t)512 << 20, COPY_BYTES = (size_t)2 << 30;
+static const double SUSTAINED_SECONDS = 0.8, SHORT = 2e-4; /* what is shorter, the host cannot launch back to back */
+
+static int sustained;
+
+static struct full {
+    void *flush;
+    int round;                          /* sustained rounds follow those of FULL_ROUNDS */
+    int64_t back_to_back;               /* how many sustained ones */
+    double began;
+    double device[FULL_ROUNDS], host[FULL_ROUNDS]; /* seconds */
+    double spaced, launch, lasting;     /* medians; lasting: sustained, 0 if not timed */
+    struct tally tally;
+    double copy, gemm, gemm_lasting;    /* the references, per second */
+} full;
+
+void bench_sustained(void)
+{
+    sustained = 1;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+static double median(double *x)
+{
+    qsort(x, FULL_ROUNDS, sizeof *x, by_value);
+    return x[FULL_ROUNDS / 2];
+}
+
+static void full_begin(void)
+{
+    full.round = -WARM_ROUNDS - 1;
+    full.back_to_back = 0;
+    full.lasting = 0;
+    full.tally.rows = 0;
+}
+
+/* After FULL_ROUNDS: the second half of the rounds that fill SUSTAINED_SECONDS. */
+static int lasting_again(void)
+{
+    int64_t done = full.round - FULL_ROUNDS;
+
+    if (done == 0) {
+        full.spaced = median(full.device);
+        full.launch = median(full.host);
+        if (sustained && full.spaced > SHORT) full.back_to_back = 2 + (int64_t)(SUSTAINED_SECONDS / full.spaced);
+    }
+    if (full.back_to_back && done == full.back_to_back / 2) ops->mark(device, 0);
+    if (done < full.back_to_back) return 1;
+    if (!full.back_to_back) return 0;
+    ops->mark(device, 1);
+    device_wait();
+    full.lasting = ops->elapsed(device, 0, 1) / (double)(full.back_to_back - full.back_to_back / 2);
+    return 0;
+}
+
+static int full_again(void)
+{
+    double stopped = now();
+    int r = full.round++;
+
+    if (r < FULL_ROUNDS && r >= -WARM_ROUNDS) {
+        ops->mark(device, 1);
+        device_wait();
+        device->tally = NULL;
+        if (r >= 0) {
+            full.device[r] = ops->elapsed(device, 0, 1);
+            full.host[r] = stopped - full.began;
+        }
+    }
+    if (full.round >= FULL_ROUNDS) return lasting_again();
+    if (full.round == -WARM_ROUNDS) device->tally = &full.tally;
+    ops->zero(device, full.flush, FLUSH_BYTES);
+    if (full.round == -WARM_ROUNDS) full.tally.rows = 0;
+    ops->mark(device, 0);
+    full.began = now();
+    return 1;
+}
+
+static void full_references(void)
+{
+    const int64_t n = FULL_SIZE;
+    struct gemm g = {.m = n, .n = n, .k = n, .lda = n, .ldb = n, .ldc = n, .batch = 1, .transpose_b = 1,
+                     .a_type = GLM52_DTYPE_BF16, .b_type = GLM52_DTYPE_BF16, .c_type = GLM52_DTYPE_BF16};
+    struct array *a, *b;
+
+    ck_assert(ops->allocate(device, FLUSH_BYTES, MEMORY_WORKSPACE, &full.flush) == GLM52_OK);
+    a = array_random(GLM52_DTYPE_BF16, (int64_t)COPY_BYTES / 2);
+    b = array_random(GLM52_DTYPE_BF16, (int64_t)COPY_BYTES / 2);
+    for (full_begin(); full_again();) ops->copy(device, b->at, a->at, COPY_BYTES);
+    full.copy = 2 * (double)COPY_BYTES / full.spaced;
+    for (full_begin(); full_again();) ops->gemm(device, &g, a->at, (uint16_t *)a->at + n * n, b->at);
+    full.gemm = 2.0 * FULL_SIZE * FULL_SIZE * FULL_SIZE / full.spaced;
+    full.gemm_lasting = sustained ? 2.0 * FULL_SIZE * FULL_SIZE * FULL_SIZE / full.lasting : 0;
+    printf("%s: each call after 512 MiB of other data, median of %d; copy %.3f TB/s, gemm bf16 8192^3 %.0f TFLOP/s",
+           ops->name, FULL_ROUNDS, 1e-12 * full.copy, 1e-12 * full.gemm);
+    if (sustained) printf(" (sustained %.0f)", 1e-12 * full.gemm_lasting);
+    printf("\n%-27s %-38s %9s %8s %13s %12s %8s%s  %s\n", "operation", "shape", "ms", "MB", "rate", "of ceiling", "host us",
+           sustained ? "  sustained ms, share" : "", "peer");
+}
+
+void bench_end(void)
+{
+    if (full.flush) ops->release(device, full.flush, FLUSH_BYTES, MEMORY_WORKSPACE);
+    full.flush = NULL;
+}
+
+static void full_rate(double flops, double bytes)
+{
+    const struct case_entry *entry = lab_entry();
+    const double work = flops > 0 ? flops : bytes, ceiling = flops > 0 ? full.gemm : full.copy;
+
+    printf("%-27s %-38s %9.4f %8.1f %6.*f %s %4.0f%% of %s %8.1f", entry->op, entry->text, 1e3 * full.spaced, 1e-6 * bytes,
+           flops > 0 ? 1 : 3, 1e-12 * work / full.spaced, flops > 0 ? "TFLOP/s" : "TB/s   ",
+           100 * work / full.spaced / ceiling, flops > 0 ? "gemm" : "copy", 1e6 * full.launch);
+    if (sustained && full.lasting > 0)
+        printf(" %12.4f %5.0f%%", 1e3 * full.lasting,
+               100 * work / full.lasting / (flops > 0 ? full.gemm_lasting : full.copy));
+    printf("  %s\n", entry->peer);
+    fflush(stdout);
+}
+
+/* ---- either ---- */
+
+static int is_full(void)
+{
+    return lab_entry()->kind == IS_BENCH_FULL;
+}
+
+void bench_begin(void)
+{
+    if (is_full() && !full.flush) full_references();
+    (is_full() ? full_begin : best_begin)();
+}
+
+int bench_again(void)
+{
+    return (is_full() ? full_again : best_again)();
+}
+
+void bench_rate(double flops, double bytes)
+{
+    (is_full() ? full_rate : best_rate)(flops, bytes);
+}
+
+void bench_counted(void)
+{
+    double bytes = 0;
+
+    for (int i = 0; i < full.tally.rows; i++) bytes += full.tally.row[i].bytes;
+    bench_rate(tally_flops(&full.tally), bytes);
+}
