@@ -201,7 +201,8 @@ static void full_references(void)
                      .a_type = GLM52_DTYPE_BF16, .b_type = GLM52_DTYPE_BF16, .c_type = GLM52_DTYPE_BF16};
     struct array *a, *b;
 
-    ck_assert(ops->allocate(device, FLUSH_BYTES, MEMORY_WORKSPACE, &full.flush) == GLM52_OK);
+    if (ops->allocate(device, FLUSH_BYTES, MEMORY_WORKSPACE, &full.flush) != GLM52_OK)
+        ck_abort_msg("%s", glm52_error_message(glm52_error_last()));
     a = array_random(GLM52_DTYPE_BF16, (int64_t)COPY_BYTES / 2);
     b = array_random(GLM52_DTYPE_BF16, (int64_t)COPY_BYTES / 2);
     for (full_begin(); full_again();) ops->copy(device, b->at, a->at, COPY_BYTES);
