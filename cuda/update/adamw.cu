@@ -1,9 +1,9 @@
 /* Clipping by the global norm, and AdamW with decoupled decay. */
-#include "device/element.cuh"
+#include "update/neighbours.cuh"
 
 namespace {
 
-constexpr int THREADS = 256;
+using namespace neighbours;
 
 __global__ void clip_kernel(const double *squares, float limit, float *norm, float *coefficient)
 {
@@ -20,52 +20,90 @@ void clip(struct stream *s, const double *squares, float limit, float *norm, flo
     launched(device_of(s), "clip");
 }
 
-/* T: of the parameter where there is a master. */
-template <class T, int V>
-__global__ void adamw_kernel(const struct adamw a, const float *rates, const float *coefficient, const float *gradient,
-                             float *m, float *v, float *w, T *rounded)
+/* Types of the weight, of its rounded copy (NULL: none), of the gradient and of the moments. What is loaded before a skipped
+ * update is known to be one is not used. */
+template <class W, class Copy, class G, class M, int V>
+__global__ __launch_bounds__(THREADS) void adamw_kernel(const struct adamw a, const float *rates, const float *coefficient,
+                                                        const G *gradient, M *m, M *v, W *w, Copy *copy)
 {
+    float g[ROUNDS][V], mean[ROUNDS][V], square[ROUNDS][V], x[ROUNDS][V];
+
+#pragma unroll
+    for (int round = 0; round < ROUNDS; round++) {
+        const int64_t i = run_at<V>(round);
+
+        if (i >= a.count) continue;
+        load(gradient + i, g[round]);
+        load(m + i, mean[round]);
+        load(v + i, square[round]);
+        load(w + i, x[round]);
+    }
     const float factor = *coefficient, lr = rates[RATE_LR], keep = 1.0f - lr * a.decay;
-    const float correction1 = rates[RATE_CORRECTION1], correction2 = rates[RATE_CORRECTION2];
+    const float step = lr / rates[RATE_CORRECTION1], scale = rsqrtf(rates[RATE_CORRECTION2]);
     const float rest1 = 1.0f - a.beta1, rest2 = 1.0f - a.beta2;
 
     if (factor < 0) return;
-    for (int64_t i = (blockIdx.x * (int64_t)THREADS + threadIdx.x) * V; i < a.count; i += (int64_t)gridDim.x * THREADS * V) {
-        float g[V], mean[V], square[V], x[V];
+#pragma unroll
+    for (int round = 0; round < ROUNDS; round++) {
+        const int64_t i = run_at<V>(round);
 
-        load(gradient + i, g);
-        load(m + i, mean);
-        load(v + i, square);
-        load(w + i, x);
+        if (i >= a.count) continue;
 #pragma unroll
         for (int j = 0; j < V; j++) {
-            g[j] *= factor;
-            mean[j] = a.beta1 * mean[j] + rest1 * g[j];
-            square[j] = a.beta2 * square[j] + rest2 * (g[j] * g[j]);
-            x[j] = x[j] * keep - lr * (mean[j] / correction1) / (sqrtf(square[j] / correction2) + a.epsilon);
+            const float scaled = g[round][j] * factor;
+            float &one = mean[round][j], &two = square[round][j];
+
+            one = a.beta1 * one + rest1 * scaled;
+            two = a.beta2 * two + rest2 * (scaled * scaled);
+            x[round][j] = x[round][j] * keep - step * one / (sqrtf(two) * scale + a.epsilon);
         }
-        store(m + i, mean);
-        store(v + i, square);
-        store(w + i, x);
-        if (rounded) store(rounded + i, x);
+        store(m + i, mean[round]);
+        store(v + i, square[round]);
+        store(w + i, x[round]);
+        if (copy) store(copy + i, x[round]);
     }
 }
 
-void run_adamw(struct stream *s, const struct adamw *a, const float *rates, const float *coefficient, const float *gradient,
-               float *m, float *v, float *master, void *parameter)
+struct adamw_call {
+    const struct adamw *shape;
+    const float *rates, *coefficient;
+    const void *gradient;
+    void *m, *v, *weight, *copy;
+};
+
+template <class W, class Copy, class G, class M>
+void launch(cuda_device *d, const adamw_call &c)
 {
+    constexpr int V = RUN<W, Copy, G, M>;
+    const int64_t count = c.shape->count;
+    const bool wide = count % V == 0 && aligned16(c.gradient) && aligned16(c.m) && aligned16(c.v) && aligned16(c.weight) &&
+                      aligned16(c.copy);
+    auto kernel = wide ? adamw_kernel<W, Copy, G, M, V> : adamw_kernel<W, Copy, G, M, 1>;
+
+    kernel<<<blocks(count, wide ? V : 1), THREADS, 0, d->stream>>>(*c.shape, c.rates, c.coefficient, (const G *)c.gradient,
+                                                                   (M *)c.m, (M *)c.v, (W *)c.weight, (Copy *)c.copy);
+}
+
+void run_adamw(struct stream *s, const struct adamw *a, const float *rates, const float *coefficient, const void *gradient,
+               void *m, void *v, float *master, void *parameter)
+{
+    const adamw_call c = {a, rates, coefficient, gradient, m, v, master ? master : parameter, master ? parameter : nullptr};
     cuda_device *d = device_of(s);
-    float *w = master ? master : (float *)parameter;
-    const bool wide = a->count % WIDE == 0 && aligned16(gradient) && aligned16(m) && aligned16(v) && aligned16(w) &&
-                      aligned16(parameter);
 
     count_adamw(s, a, master != nullptr);
     if (a->count == 0) return;
-    with_type_and_width(a->type, wide, [&](auto element, auto width) {
-        using T = decltype(element);
-        constexpr int V = decltype(width)::value;
-        adamw_kernel<T, V><<<blocks_for(d, a->count / V, THREADS), THREADS, 0, d->stream>>>(
-            *a, rates, coefficient, gradient, m, v, w, master ? (T *)parameter : nullptr);
+    with_type(a->gradient, [&](auto g) {
+        with_type(a->moments, [&](auto moment) {
+            with_type(a->type, [&](auto p) {
+                using G = decltype(g);
+                using M = decltype(moment);
+                using P = decltype(p);
+                if (master)
+                    launch<float, P, G, M>(d, c);
+                else
+                    launch<P, P, G, M>(d, c);
+            });
+        });
     });
     launched(d, "adamw");
 }

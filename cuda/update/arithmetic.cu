@@ -1,64 +1,63 @@
 /* Elementwise sums, products and conversions; sums in fp64 whose order depends on the count alone. */
-#include "device/element.cuh"
+#include "update/neighbours.cuh"
 
 namespace {
 
-constexpr int THREADS = 256;
+using namespace neighbours;
+
 constexpr int SUM_THREADS = 512;
 constexpr int64_t SUM_BLOCK = 1 << 15; /* elements that one block sums */
 
 /* ---- elementwise ---- */
 
-template <class T, int V>
-__global__ void add_kernel(int64_t count, const T *x, T *y)
+/* y = f(x, y); KEEPS: f needs what y was. */
+template <class From, class To, int V, bool KEEPS, class F>
+__global__ __launch_bounds__(THREADS) void combine_kernel(int64_t count, const From *x, To *y, F f)
 {
-    for (int64_t i = (blockIdx.x * (int64_t)THREADS + threadIdx.x) * V; i < count; i += (int64_t)gridDim.x * THREADS * V) {
-        float a[V];
+    float a[ROUNDS][V], b[ROUNDS][V];
 
-        load(x + i, a);
-        store(y + i, a, true);
+#pragma unroll
+    for (int round = 0; round < ROUNDS; round++) {
+        const int64_t i = run_at<V>(round);
+
+        if (i >= count) continue;
+        load(x + i, a[round]);
+        if (KEEPS) load(y + i, b[round]);
     }
+#pragma unroll
+    for (int round = 0; round < ROUNDS; round++) {
+        const int64_t i = run_at<V>(round);
+
+        if (i >= count) continue;
+#pragma unroll
+        for (int j = 0; j < V; j++) b[round][j] = f(a[round][j], b[round][j]);
+        store(y + i, b[round]);
+    }
+}
+
+struct first {
+    __device__ float operator()(float a, float) const { return a; }
+};
+struct product {
+    __device__ float operator()(float a, float b) const { return a * b; }
+};
+struct masked {
+    __device__ float operator()(float mask, float x) const { return mask == 0 ? 0 : x; }
+};
+
+template <class From, class To, bool KEEPS, class F>
+void combine(cuda_device *d, int64_t count, const From *x, To *y, F f)
+{
+    constexpr int V = RUN<From, To>;
+    const bool wide = count % V == 0 && aligned16(x) && aligned16(y);
+    auto kernel = wide ? combine_kernel<From, To, V, KEEPS, F> : combine_kernel<From, To, 1, KEEPS, F>;
+
+    kernel<<<blocks(count, wide ? V : 1), THREADS, 0, d->stream>>>(count, x, y, f);
 }
 
 __global__ void add_doubles_kernel(int64_t count, const double *x, double *y)
 {
     for (int64_t i = blockIdx.x * (int64_t)THREADS + threadIdx.x; i < count; i += (int64_t)gridDim.x * THREADS) y[i] += x[i];
-}
-
-template <int V>
-__global__ void multiply_kernel(int64_t count, const float *x, float *y)
-{
-    for (int64_t i = (blockIdx.x * (int64_t)THREADS + threadIdx.x) * V; i < count; i += (int64_t)gridDim.x * THREADS * V) {
-        float a[V], b[V];
-
-        load(x + i, a);
-        load(y + i, b);
-#pragma unroll
-        for (int j = 0; j < V; j++) b[j] *= a[j];
-        store(y + i, b);
-    }
-}
-
-template <class From, class To, int V>
-__global__ void convert_kernel(int64_t count, const From *x, To *y)
-{
-    for (int64_t i = (blockIdx.x * (int64_t)THREADS + threadIdx.x) * V; i < count; i += (int64_t)gridDim.x * THREADS * V) {
-        float a[V];
-
-        load(x + i, a);
-        store(y + i, a);
-    }
-}
-
-__global__ void clear_kernel(int64_t count, const float *mask, float *x)
-{
-    for (int64_t i = blockIdx.x * (int64_t)THREADS + threadIdx.x; i < count; i += (int64_t)gridDim.x * THREADS)
-        if (mask[i] == 0) x[i] = 0;
-}
-
-bool wide(int64_t count, const void *x, const void *y)
-{
-    return count % WIDE == 0 && aligned16(x) && aligned16(y);
 }
 
 void add(struct stream *s, int64_t count, glm52_dtype type, const void *x, void *y)
@@ -70,10 +69,9 @@ void add(struct stream *s, int64_t count, glm52_dtype type, const void *x, void 
     if (type == GLM52_DTYPE_F64)
         add_doubles_kernel<<<blocks_for(d, count, THREADS), THREADS, 0, d->stream>>>(count, (const double *)x, (double *)y);
     else
-        with_type_and_width(type, wide(count, x, y), [&](auto element, auto width) {
+        with_type(type, [&](auto element) {
             using T = decltype(element);
-            constexpr int V = decltype(width)::value;
-            add_kernel<T, V><<<blocks_for(d, count / V, THREADS), THREADS, 0, d->stream>>>(count, (const T *)x, (T *)y);
+            combine<T, T, true>(d, count, (const T *)x, (T *)y, plus());
         });
     launched(d, "add");
 }
@@ -84,10 +82,7 @@ void multiply(struct stream *s, int64_t count, const float *x, float *y)
 
     count_multiply(s, count);
     if (count == 0) return;
-    if (wide(count, x, y))
-        multiply_kernel<WIDE><<<blocks_for(d, count / WIDE, THREADS), THREADS, 0, d->stream>>>(count, x, y);
-    else
-        multiply_kernel<1><<<blocks_for(d, count, THREADS), THREADS, 0, d->stream>>>(count, x, y);
+    combine<float, float, true>(d, count, x, y, product());
     launched(d, "multiply");
 }
 
@@ -97,7 +92,7 @@ void clear_where_zero(struct stream *s, int64_t count, const float *mask, float 
 
     count_clear_where_zero(s, count);
     if (count == 0) return;
-    clear_kernel<<<blocks_for(d, count, THREADS), THREADS, 0, d->stream>>>(count, mask, x);
+    combine<float, float, true>(d, count, mask, x, masked());
     launched(d, "clear_where_zero");
 }
 
@@ -107,13 +102,11 @@ void convert(struct stream *s, int64_t count, glm52_dtype from, const void *x, g
 
     count_convert(s, count, from, to);
     if (count == 0) return;
-    with_type_and_width(from, wide(count, x, y), [&](auto element, auto width) {
-        using From = decltype(element);
-        constexpr int V = decltype(width)::value;
-        with_type(to, [&](auto other) {
-            using To = decltype(other);
-            convert_kernel<From, To, V>
-                <<<blocks_for(d, count / V, THREADS), THREADS, 0, d->stream>>>(count, (const From *)x, (To *)y);
+    with_type(from, [&](auto source) {
+        with_type(to, [&](auto target) {
+            using From = decltype(source);
+            using To = decltype(target);
+            combine<From, To, false>(d, count, (const From *)x, (To *)y, first());
         });
     });
     launched(d, "convert");
@@ -121,19 +114,45 @@ void convert(struct stream *s, int64_t count, glm52_dtype from, const void *x, g
 
 /* ---- sums ---- */
 
-/* One block's sum of x[i] w[i]; w NULL: 1. */
-__global__ void partial_kernel(int64_t count, const float *x, const float *w, double *partial)
+/* V elements at i, or fewer at the end of an array, which then count as 0. */
+template <class T, int V, bool WIDE_ACCESS>
+__device__ __forceinline__ void load_some(const T *x, int64_t i, int64_t end, float (&value)[V])
 {
-    const int64_t first = blockIdx.x * SUM_BLOCK, end = min(first + SUM_BLOCK, count);
-    double sum[4] = {};
-
-    for (int64_t i = first + threadIdx.x; i < end; i += 4 * SUM_THREADS)
+    if (WIDE_ACCESS && i + V <= end) {
+        load(x + i, value);
+        return;
+    }
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const int64_t at = i + j * SUM_THREADS;
-            if (at < end) sum[j] += (double)x[at] * (w ? (double)w[at] : 1.0);
+    for (int j = 0; j < V; j++) value[j] = i + j < end ? get(x[i + j]) : 0;
+}
+
+enum factor { ONE, WEIGHT, ITSELF };
+
+/* One block's sum of x[i] times 1, w[i] or x[i]. Which thread adds what and when does not depend on how it is read. */
+template <class T, factor BY, bool WIDE_ACCESS>
+__global__ __launch_bounds__(SUM_THREADS) void partial_kernel(int64_t count, const T *x, const T *w, double *partial)
+{
+    constexpr int V = RUN<T>, AHEAD = BY == WEIGHT ? 2 : 4;
+    const int64_t first = blockIdx.x * SUM_BLOCK, end = min(first + SUM_BLOCK, count);
+    double sum[V] = {};
+
+    for (int64_t i = first + threadIdx.x * V; i < end; i += AHEAD * SUM_THREADS * V) {
+        float a[AHEAD][V], b[AHEAD][V];
+
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) {
+            load_some<T, V, WIDE_ACCESS>(x, i + k * SUM_THREADS * V, end, a[k]);
+            if (BY == WEIGHT) load_some<T, V, WIDE_ACCESS>(w, i + k * SUM_THREADS * V, end, b[k]);
         }
-    const double all = block_sum<SUM_THREADS>((sum[0] + sum[1]) + (sum[2] + sum[3]));
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++)
+#pragma unroll
+            for (int j = 0; j < V; j++)
+                sum[j] += (double)a[k][j] * (BY == ONE ? 1.0 : (double)(BY == WEIGHT ? b[k][j] : a[k][j]));
+    }
+#pragma unroll
+    for (int j = 1; j < V; j++) sum[0] += sum[j];
+    const double all = block_sum<SUM_THREADS>(sum[0]);
     if (threadIdx.x == 0) partial[blockIdx.x] = all;
 }
 
@@ -151,12 +170,14 @@ size_t sum_bytes(struct stream *, int64_t count)
     return (size_t)divided(count, SUM_BLOCK) * sizeof(double);
 }
 
-void sum_products(cuda_device *d, int64_t count, const float *x, const float *w, double *out, double *partial)
+template <class T, factor BY>
+void sum_products(cuda_device *d, int64_t count, const T *x, const T *w, double *out, double *partial)
 {
     const int64_t blocks = divided(count, SUM_BLOCK);
+    auto kernel = aligned16(x) && aligned16(w) ? partial_kernel<T, BY, true> : partial_kernel<T, BY, false>;
 
     if (count == 0) return;
-    partial_kernel<<<(unsigned)blocks, SUM_THREADS, 0, d->stream>>>(count, x, w, partial);
+    kernel<<<(unsigned)blocks, SUM_THREADS, 0, d->stream>>>(count, x, w, partial);
     finish_kernel<<<1, SUM_THREADS, 0, d->stream>>>(blocks, partial, out);
     launched(d, "sum");
 }
@@ -164,13 +185,21 @@ void sum_products(cuda_device *d, int64_t count, const float *x, const float *w,
 void sum(struct stream *s, int64_t count, const float *x, const float *w, double *out, void *workspace)
 {
     count_sum(s, count, w != nullptr);
-    sum_products(device_of(s), count, x, w, out, (double *)workspace);
+    if (w)
+        sum_products<float, WEIGHT>(device_of(s), count, x, w, out, (double *)workspace);
+    else
+        sum_products<float, ONE>(device_of(s), count, x, nullptr, out, (double *)workspace);
 }
 
-void sum_squares(struct stream *s, int64_t count, const float *x, double *out, void *workspace)
+void sum_squares(struct stream *s, int64_t count, glm52_dtype type, const void *x, double *out, void *workspace)
 {
-    count_sum_squares(s, count);
-    sum_products(device_of(s), count, x, x, out, (double *)workspace);
+    cuda_device *d = device_of(s);
+
+    count_sum_squares(s, count, type);
+    with_type(type, [&](auto element) {
+        using T = decltype(element);
+        sum_products<T, ITSELF>(d, count, (const T *)x, nullptr, out, (double *)workspace);
+    });
 }
 
 } /* namespace */

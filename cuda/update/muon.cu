@@ -48,9 +48,10 @@ size_t muon_bytes(struct stream *, const struct muon *m)
 /* ---- passes over the elements ---- */
 
 struct arrays {
-    const float *rates, *coefficient, *gradient;
-    float *momentum, *weight; /* weight: the master, or the parameter where that is fp32 */
-    void *rounded;            /* the parameter where it is not */
+    const float *rates, *coefficient;
+    const void *gradient;
+    void *momentum, *weight; /* weight: the master, or the parameter where there is none */
+    void *rounded;           /* the parameter where there is a master */
 };
 
 __device__ int64_t row_at(const struct muon &m, int64_t block, int64_t row)
@@ -59,21 +60,24 @@ __device__ int64_t row_at(const struct muon &m, int64_t block, int64_t row)
 }
 
 /* Moves the momentum of a slab of rows (blockIdx.x) of a block (blockIdx.y), writes the update and its sum of squares. */
+template <class G, class M>
 __global__ __launch_bounds__(THREADS) void start_kernel(const struct muon m, const batch w, const arrays a, int64_t first)
 {
     const int64_t block = blockIdx.y, row = blockIdx.x * w.slab_rows, count = min(w.slab_rows, m.rows - row) * m.columns;
     const float beta = m.momentum, share = m.classic ? 1.0f : 1.0f - beta, factor = *a.coefficient;
     const float of_gradient = m.nesterov ? 1.0f : 0.0f, of_momentum = m.nesterov ? beta : 1.0f;
+    const G *gradient = (const G *)a.gradient;
+    M *momentum = (M *)a.momentum;
     float *x = w.x + (block * m.rows + row) * m.columns;
     double sum = 0;
 
     if (factor < 0) return;
     for (int64_t i = threadIdx.x; i < count; i += THREADS) {
         const int64_t at = row_at(m, first + block, row + i / m.columns) + i % m.columns;
-        const float g = share * (a.gradient[at] * factor), moved = beta * a.momentum[at] + g;
+        const float g = share * (get(gradient[at]) * factor), moved = beta * get(momentum[at]) + g;
         const float update = of_gradient * g + of_momentum * moved;
 
-        a.momentum[at] = moved;
+        momentum[at] = to<M>(moved);
         x[i] = update;
         sum += (double)update * (double)update;
     }
@@ -92,19 +96,21 @@ __global__ __launch_bounds__(THREADS) void normalise_kernel(const struct muon m,
         w.x[block * area + i] /= norm;
 }
 
-template <class T>
+template <class W, class Copy>
 __global__ __launch_bounds__(THREADS) void apply_kernel(const struct muon m, const float *x, const arrays a, int64_t first)
 {
     const int64_t block = blockIdx.y, area = m.rows * m.columns;
     const float lr = a.rates[RATE_LR], keep = 1.0f - lr * m.decay, reach = lr * m.scale;
 
+    W *weight = (W *)a.weight;
+
     if (*a.coefficient < 0) return;
     for (int64_t i = blockIdx.x * (int64_t)THREADS + threadIdx.x; i < area; i += (int64_t)gridDim.x * THREADS) {
         const int64_t at = row_at(m, first + block, i / m.columns) + i % m.columns;
-        const float moved = a.weight[at] * keep - reach * x[block * area + i];
+        const float moved = get(weight[at]) * keep - reach * x[block * area + i];
 
-        a.weight[at] = moved;
-        if (a.rounded) ((T *)a.rounded)[at] = to<T>(moved);
+        weight[at] = to<W>(moved);
+        if (a.rounded) ((Copy *)a.rounded)[at] = to<Copy>(moved);
     }
 }
 
@@ -147,11 +153,11 @@ void iterate(cuda_device *d, const struct muon *m, const batch &w, int64_t block
 
 /* ---- the operation ---- */
 
-void run_muon(struct stream *s, const struct muon *m, const float *rates, const float *coefficient, const float *gradient,
-              float *momentum, float *master, void *parameter, void *workspace)
+void run_muon(struct stream *s, const struct muon *m, const float *rates, const float *coefficient, const void *gradient,
+              void *momentum, float *master, void *parameter, void *workspace)
 {
     cuda_device *d = device_of(s);
-    const arrays a = {rates, coefficient, gradient, momentum, master ? master : (float *)parameter,
+    const arrays a = {rates, coefficient, gradient, momentum, master ? master : parameter,
                       master ? parameter : nullptr};
     batch w;
 
@@ -161,14 +167,21 @@ void run_muon(struct stream *s, const struct muon *m, const float *rates, const 
         const int64_t blocks = std::min(w.blocks, m->batch - first);
         const dim3 grid(blocks_for(d, divided(m->rows * m->columns, 4), THREADS), (unsigned)blocks);
 
-        start_kernel<<<dim3((unsigned)w.slabs, (unsigned)blocks), THREADS, 0, d->stream>>>(*m, w, a, first);
+        with_type(m->gradient, [&](auto g) {
+            with_type(m->moments, [&](auto moment) {
+                start_kernel<decltype(g), decltype(moment)>
+                    <<<dim3((unsigned)w.slabs, (unsigned)blocks), THREADS, 0, d->stream>>>(*m, w, a, first);
+            });
+        });
         normalise_kernel<<<grid, THREADS, 0, d->stream>>>(*m, w);
         for (int32_t step = 0; step < m->steps; step++) {
             iterate(d, m, w, blocks, m->coefficient[step]);
             std::swap(w.x, w.y);
         }
         with_type(m->type, [&](auto element) {
-            apply_kernel<decltype(element)><<<grid, THREADS, 0, d->stream>>>(*m, w.x, a, first);
+            using T = decltype(element);
+            auto kernel = master ? apply_kernel<float, T> : apply_kernel<T, T>;
+            kernel<<<grid, THREADS, 0, d->stream>>>(*m, w.x, a, first);
         });
     }
     launched(d, "muon");

@@ -378,9 +378,9 @@ struct counted count_sum(struct stream *s, int64_t elements, int weighted)
     return count(s, "sum", 0, WORD * (double)elements * (weighted ? 2 : 1));
 }
 
-struct counted count_sum_squares(struct stream *s, int64_t elements)
+struct counted count_sum_squares(struct stream *s, int64_t elements, glm52_dtype type)
 {
-    return count(s, "sum_squares", 0, WORD * (double)elements);
+    return count(s, "sum_squares", 0, size(type) * (double)elements);
 }
 
 struct counted count_clip(struct stream *s)
@@ -392,7 +392,7 @@ struct counted count_adamw(struct stream *s, const struct adamw *a, int with_mas
 {
     double parameter = with_master ? 2 * WORD + size(a->type) : 2 * size(a->type);
 
-    return count(s, "adamw", 0, (double)a->count * (5 * WORD + parameter));
+    return count(s, "adamw", 0, (double)a->count * (size(a->gradient) + 4 * size(a->moments) + parameter));
 }
 
 /* With m the shorter side, an iteration is X X^T, A A and B X; symmetry is not counted. */
@@ -403,5 +403,5 @@ struct counted count_muon(struct stream *s, const struct muon *u, int with_maste
     double parameter = with_master ? 2 * WORD + size(u->type) : 2 * size(u->type);
 
     return count(s, "muon", u->steps * (4 * m * m * n + 2 * m * m * m) * batch,
-                 batch * rows * columns * (3 * WORD + parameter));
+                 batch * rows * columns * (size(u->gradient) + 2 * size(u->moments) + parameter));
 }

@@ -64,7 +64,7 @@ struct counted count_head_tv(struct stream *s, const struct head_tv *h, int with
 struct counted count_add(struct stream *s, int64_t count, glm52_dtype type);
 struct counted count_convert(struct stream *s, int64_t count, glm52_dtype from, glm52_dtype to);
 struct counted count_sum(struct stream *s, int64_t count, int weighted);
-struct counted count_sum_squares(struct stream *s, int64_t count);
+struct counted count_sum_squares(struct stream *s, int64_t count, glm52_dtype type);
 struct counted count_clip(struct stream *s);
 struct counted count_adamw(struct stream *s, const struct adamw *a, int with_master);
 struct counted count_muon(struct stream *s, const struct muon *m, int with_master);

@@ -161,6 +161,7 @@ struct adamw {
     int64_t count;
     float beta1, beta2, epsilon, decay; /* decay: decoupled, times the learning rate */
     glm52_dtype type;                   /* of the parameter */
+    glm52_dtype gradient, moments;      /* theirs: F32 or BF16 */
 };
 
 enum { MUON_STEPS = 16 };
@@ -175,6 +176,7 @@ struct muon {
     int32_t steps;                       /* Newton-Schulz iterations */
     float coefficient[MUON_STEPS][3];    /* a, b, c of each */
     glm52_dtype type;                    /* of the parameter */
+    glm52_dtype gradient, moments;       /* of the gradient and of the momentum: F32 or BF16 */
 };
 
 /* Values that change from step to step live in device memory, so that a captured step stays valid. */
@@ -358,24 +360,28 @@ struct ops {
     void (*add)(struct stream *s, int64_t count, glm52_dtype type, const void *x, void *y); /* y += x */
     void (*multiply)(struct stream *s, int64_t count, const float *x, float *y); /* y *= x */
     void (*convert)(struct stream *s, int64_t count, glm52_dtype from, const void *x, glm52_dtype to, void *y);
-    /* *out += sum x[i] * w[i] (w NULL: 1), respectively sum x[i]^2, in fp64 in a fixed order. */
+    /* *out += sum x[i] * w[i] (w NULL: 1), respectively sum x[i]^2, x of either type, in fp64 in a fixed order. */
     size_t (*sum_bytes)(struct stream *s, int64_t count);
     void (*sum)(struct stream *s, int64_t count, const float *x, const float *w, double *out, void *workspace);
-    void (*sum_squares)(struct stream *s, int64_t count, const float *x, double *out, void *workspace);
+    void (*sum_squares)(struct stream *s, int64_t count, glm52_dtype type, const void *x, double *out, void *workspace);
 
     /* ---- update ---- */
     /* *norm = sqrt(*squares); *coefficient = min(1, limit / (norm + 1e-6)), 1 if limit <= 0; -1 if *squares is not
      * finite, which makes the updates below leave everything as it is. */
     void (*clip)(struct stream *s, const double *squares, float limit, float *norm, float *coefficient);
-    /* g = gradient * *coefficient; moments m, v; master fp32 (the parameter itself when it is fp32: master = NULL);
-     * W = W (1 - lr decay) - lr mh / (sqrt(vh) + epsilon); adamw_clip_lr.json states the formula. */
+    /* g = gradient * *coefficient; moments m, v; W = W (1 - lr decay) - lr mh / (sqrt(vh) + epsilon);
+     * adamw_clip_lr.json states the formula. W is the fp32 master, of which the parameter is the rounded copy, or, where
+     * master = NULL, the parameter itself. Arithmetic is fp32; what is kept in BF16 is rounded to nearest when it is written,
+     * and the update is made of the moments before that. */
     void (*adamw)(struct stream *s, const struct adamw *a, const float *rates, const float *coefficient,
-                  const float *gradient, float *m, float *v, float *master, void *parameter);
+                  const void *gradient, void *m, void *v, float *master, void *parameter);
     /* X = U / max(|U|_F, 1e-7), transposed if rows > columns; per iteration A = X X^T, X = a X + (b A + c A A) X;
-     * W = W (1 - lr decay) - lr scale X. fp32 throughout. A block whose U is 0 only decays. */
+     * W = W (1 - lr decay) - lr scale X, W and roundings as for adamw. fp32 throughout where the parameter is F32; where it
+     * is BF16, products may be taken of operands in half precision, within the bounds of semantics.md. A block whose U is
+     * 0 only decays. */
     size_t (*muon_bytes)(struct stream *s, const struct muon *m);
     void (*muon)(struct stream *s, const struct muon *m, const float *rates, const float *coefficient,
-                 const float *gradient, float *momentum, float *master, void *parameter, void *workspace);
+                 const void *gradient, void *momentum, float *master, void *parameter, void *workspace);
 };
 
 /* Opens a device on the host's memory. threads: cpu only, 0 = what OpenMP offers. */

@@ -245,7 +245,7 @@ static void sum_squares(struct step *s)
              next++)
             end += t->at[next].count;
         if (first->trained)
-            ops->sum_squares(stream, (int64_t)(end - first->gradient_offset), first->gradient,
+            ops->sum_squares(stream, (int64_t)(end - first->gradient_offset), GLM52_DTYPE_F32, first->gradient,
                              s->squares + group_of(first), s->workspace);
     }
     for (int i = 0; i < GROUPS; i++) ops->add(stream, 1, GLM52_DTYPE_F64, s->squares + i, s->squares + GROUPS);

@@ -29,7 +29,8 @@ static void check_adamw(struct golden_case *c, struct stream *s)
     int64_t n = start.count, steps = gradients.count / n;
     double beta1 = number(options, "beta1"), beta2 = number(options, "beta2");
     struct adamw a = {.count = n, .beta1 = (float)beta1, .beta2 = (float)beta2, .epsilon = (float)number(options, "eps"),
-                      .decay = (float)number(options, "weight_decay"), .type = GLM52_DTYPE_F32};
+                      .decay = (float)number(options, "weight_decay"), .type = GLM52_DTYPE_F32,
+                      .gradient = GLM52_DTYPE_F32, .moments = GLM52_DTYPE_F32};
     float rates[RATES] = {[RATE_LR] = (float)number(options, "lr")}, coefficient = 1;
     float *weight = array_floats(&start), *gradient = array_floats(&gradients);
     float *m = must_allocate((size_t)n, sizeof *m), *v = must_allocate((size_t)n, sizeof *v);
@@ -78,7 +79,7 @@ static void add_squares(struct golden_case *c, struct stream *s, double *squares
         struct mirror m = {.s = s};
         size_t bytes = s->ops->sum_bytes(s, gradient.count);
         void *workspace = must_allocate(bytes, 1);
-        s->ops->sum_squares(s, gradient.count, on_device(&m, x, (size_t)gradient.count * sizeof *x),
+        s->ops->sum_squares(s, gradient.count, GLM52_DTYPE_F32, on_device(&m, x, (size_t)gradient.count * sizeof *x),
                             on_device(&m, squares, sizeof *squares), on_device(&m, workspace, bytes));
         back_from_device(&m);
         free(workspace);

@@ -222,7 +222,7 @@ static struct muon blocks_of(const json_t *options, int64_t batch, int64_t strid
     return (struct muon){.batch = batch, .stride = stride, .rows = rows, .columns = columns, .group_rows = rows,
                          .momentum = (float)number(options, "momentum"), .decay = (float)number(options, "weight_decay"),
                          .scale = (float)(0.2 * sqrt((double)(rows > columns ? rows : columns))),
-                         .type = GLM52_DTYPE_F32};
+                         .type = GLM52_DTYPE_F32, .gradient = GLM52_DTYPE_F32, .moments = GLM52_DTYPE_F32};
 }
 
 static int is_matrix(struct golden_case *c, const struct array *a, const char *name)
@@ -373,7 +373,7 @@ static void set_adamw(struct matrix *x, const json_t *options)
     x->adamw_lr = number(options, "lr");
     x->adamw = (struct adamw){.beta1 = (float)number(options, "beta1"), .beta2 = (float)number(options, "beta2"),
                               .epsilon = (float)number(options, "eps"), .decay = (float)number(options, "weight_decay"),
-                              .type = GLM52_DTYPE_F32};
+                              .type = GLM52_DTYPE_F32, .gradient = GLM52_DTYPE_F32, .moments = GLM52_DTYPE_F32};
 }
 
 static void check_policy(struct golden_case *c, struct stream *s, const struct layout *l, const char *policy,

@@ -62,22 +62,32 @@ CASE(sum, "with and without factors, added to what is there")
     }
 }
 
-CASE(sum_squares, "added to what is there, the same bits for any number of threads")
+static void check_squares(glm52_dtype type, int64_t count)
 {
-    struct array *x = array_normal(F32, 300007, 1e-3), *out = array_zero(GLM52_DTYPE_F64, 1);
-    struct array *workspace = array_workspace(ops->sum_bytes(device, x->count));
+    struct array *x = array_normal(type, count, 1e-3), *out = array_zero(GLM52_DTYPE_F64, 1);
+    struct array *workspace = array_workspace(ops->sum_bytes(device, count));
     double want = 2;
 
-    for (int64_t j = 0; j < x->count; j++) want += x->value[j] * x->value[j];
+    for (int64_t j = 0; j < count; j++) want += x->value[j] * x->value[j];
     for (int threads = 1; threads <= 3; threads++) {
         device_threads(threads);
         out->value[0] = 2;
         array_push(out);
-        ops->sum_squares(device, x->count, x->at, out->at, workspace->at);
+        ops->sum_squares(device, count, type, x->at, out->at, workspace->at);
         check_same(out);
     }
     array_fetch(workspace);
     check_close(out, &want, 1e-12);
+}
+
+CASE(sum_squares, "added to what is there, the same bits for any number of threads")
+{
+    check_squares(F32, 300007);
+    check_squares(BF16, 300007);
+    check_squares(F32, 1 << 18);
+    check_squares(BF16, 1 << 18);
+    check_squares(BF16, 3);
+    check_squares(BF16, 0);
 }
 
 BENCH(sum_squares, "16M")
@@ -86,7 +96,7 @@ BENCH(sum_squares, "16M")
     struct array *workspace = array_workspace(ops->sum_bytes(device, x->count));
 
     BENCH_LOOP
-        ops->sum_squares(device, x->count, x->at, out->at, workspace->at);
+        ops->sum_squares(device, x->count, F32, x->at, out->at, workspace->at);
     bench_rate(0, 4.0 * (1 << 24));
 }
 

@@ -14,6 +14,7 @@ static const double TOLERANCE = 490 * 0x1p-24;
 
 struct muon_case {
     struct muon shape;
+    int has_master;
     int64_t count; /* of elements from the first block to the last, gaps between rows and blocks included */
     struct array *rates, *coefficient, *gradient, *momentum, *w, *parameter, *workspace;
     double *want_momentum, *want_w;
@@ -24,7 +25,7 @@ static struct muon shape_of(int64_t batch, int64_t rows, int64_t columns, glm52_
 {
     struct muon m = {.batch = batch, .stride = rows * columns, .rows = rows, .columns = columns, .group_rows = rows,
                      .momentum = 0.9f, .decay = 0.1f, .scale = 0.2f * sqrtf((float)(rows > columns ? rows : columns)),
-                     .steps = 5, .type = type};
+                     .steps = 5, .type = type, .gradient = F32, .moments = F32};
 
     memcpy(m.coefficient, QUINTIC, sizeof QUINTIC);
     return m;
@@ -46,28 +47,29 @@ static void fill_gradient(struct muon_case *c)
     array_push(c->gradient);
 }
 
-static struct muon_case muon_case(struct muon shape)
+static struct muon_case muon_case_of(struct muon shape, int has_master)
 {
-    struct muon_case c = {.shape = shape};
+    struct muon_case c = {.shape = shape, .has_master = has_master};
     double rates[RATES] = {0.02, 0, 0}, coefficient = 0.75;
     int empty = shape.batch == 0 || shape.rows == 0;
 
     c.count = empty ? 0 : at(&shape, shape.batch - 1, shape.rows - 1, shape.columns - 1) + 1;
     c.rates = array_from(F32, RATES, rates);
     c.coefficient = array_from(F32, 1, &coefficient);
-    c.gradient = array_zero(F32, c.count);
-    c.momentum = array_normal(F32, c.count, 0.5);
-    c.w = array_normal(F32, c.count, 0.5); /* the master, or the parameter itself */
-    c.parameter = shape.type == F32 ? c.w : array_output(shape.type, c.count);
+    c.gradient = array_zero(shape.gradient, c.count);
+    c.momentum = array_normal(shape.moments, c.count, 0.5);
+    c.w = array_normal(has_master ? F32 : shape.type, c.count, 0.5); /* the master, or the parameter itself */
+    c.parameter = has_master ? array_output(shape.type, c.count) : c.w;
     c.workspace = array_workspace(ops->muon_bytes(device, &shape));
     c.want_momentum = doubles(c.count);
     c.want_w = doubles(c.count);
-    for (int64_t i = 0; i < c.count; i++) {
-        c.want_momentum[i] = c.momentum->value[i];
-        c.want_w[i] = c.w->value[i];
-    }
     fill_gradient(&c);
     return c;
+}
+
+static struct muon_case muon_case(struct muon shape)
+{
+    return muon_case_of(shape, shape.type != F32);
 }
 
 /* One iteration on x [m,n], m <= n. */
@@ -118,18 +120,28 @@ static void plain_block(struct muon_case *c, int64_t block)
         }
 }
 
+/* What one step makes of what the arrays hold. */
+static void plain(struct muon_case *c)
+{
+    for (int64_t i = 0; i < c->count; i++) {
+        c->want_momentum[i] = c->momentum->value[i];
+        c->want_w[i] = c->w->value[i];
+    }
+    for (int64_t b = 0; b < c->shape.batch; b++) plain_block(c, b);
+}
+
 static void run(struct muon_case *c)
 {
     ops->muon(device, &c->shape, c->rates->at, c->coefficient->at, c->gradient->at, c->momentum->at,
-              c->shape.type == F32 ? NULL : c->w->at, c->parameter->at, c->workspace->at);
+              c->has_master ? c->w->at : NULL, c->parameter->at, c->workspace->at);
     array_fetch(c->workspace);
 }
 
 static void check_results(struct muon_case *c)
 {
-    check_close(c->momentum, c->want_momentum, tolerance(F32, 8));
-    check_close(c->w, c->want_w, TOLERANCE);
-    if (c->shape.type == BF16) {
+    check_close(c->momentum, c->want_momentum, tolerance(c->momentum->type, 8));
+    check_close(c->w, c->want_w, TOLERANCE + (c->w->type == BF16 ? 0x1p-8 : 0));
+    if (c->has_master) {
         double *rounded = doubles(c->count);
 
         for (int64_t i = 0; i < c->count; i++)
@@ -140,18 +152,23 @@ static void check_results(struct muon_case *c)
 }
 
 /* Two steps, with lr so large that the weights are mostly update. */
-static void check_muon(struct muon shape)
+static void check_muon_of(struct muon shape, int has_master)
 {
-    struct muon_case c = muon_case(shape);
+    struct muon_case c = muon_case_of(shape, has_master);
 
     for (int step = 0; step < 2; step++) {
         c.rates->value[RATE_LR] = 2 - step;
         array_push(c.rates);
         fill_gradient(&c);
-        for (int64_t b = 0; b < shape.batch; b++) plain_block(&c, b);
+        plain(&c);
         run(&c);
+        check_results(&c);
     }
-    check_results(&c);
+}
+
+static void check_muon(struct muon shape)
+{
+    check_muon_of(shape, shape.type != F32);
 }
 
 CASE(muon, "wide, tall, square, one row, one column, one element, no rows, no blocks")
@@ -210,6 +227,18 @@ CASE(muon, "bf16 parameter of an fp32 master")
     check_muon(shape);
 }
 
+CASE(muon, "every mixture of types")
+{
+    for (int bits = 0; bits < 12; bits++) {
+        struct muon shape = shape_of(2, 5 + bits, 9, bits % 3 ? BF16 : F32);
+
+        shape.gradient = bits / 3 & 1 ? BF16 : F32;
+        shape.moments = bits / 6 ? BF16 : F32;
+        check_muon_of(shape, bits % 3 == 2);
+    }
+    check_muon_of(shape_of(1, 2, 2051, BF16), 0);
+}
+
 CASE(muon, "several tiles, mirrored ones among them")
 {
     struct muon wide = shape_of(1, 271, 519, F32), tall = shape_of(1, 531, 263, F32);
@@ -228,10 +257,10 @@ CASE(muon, "a block without gradient and momentum only decays, exactly")
 {
     struct muon_case c = muon_case(shape_of(3, 6, 10, F32));
 
-    for (int64_t i = 60; i < 120; i++) c.gradient->value[i] = c.momentum->value[i] = c.want_momentum[i] = 0;
+    for (int64_t i = 60; i < 120; i++) c.gradient->value[i] = c.momentum->value[i] = 0;
     array_push(c.gradient);
     array_push(c.momentum);
-    for (int64_t b = 0; b < 3; b++) plain_block(&c, b);
+    plain(&c);
     run(&c);
     check_results(&c);
     for (int64_t i = 60; i < 120; i++) {
@@ -252,6 +281,10 @@ CASE(muon, "a negative coefficient leaves everything as it is, whatever the grad
     c.coefficient->value[0] = -1;
     array_push(c.gradient);
     array_push(c.coefficient);
+    for (int64_t i = 0; i < c.count; i++) {
+        c.want_momentum[i] = c.momentum->value[i];
+        c.want_w[i] = c.w->value[i];
+    }
     run(&c);
     check_exact(c.w, c.want_w);
     check_exact(c.momentum, c.want_momentum);
@@ -266,8 +299,8 @@ CASE(muon, "the same bits for any number of threads")
         struct muon_case c = muon_case(shapes[i]);
         double *momentum = doubles(c.count), *w = doubles(c.count);
 
-        memcpy(momentum, c.want_momentum, (size_t)c.count * sizeof *momentum);
-        memcpy(w, c.want_w, (size_t)c.count * sizeof *w);
+        memcpy(momentum, c.momentum->value, (size_t)c.count * sizeof *momentum);
+        memcpy(w, c.w->value, (size_t)c.count * sizeof *w);
         for (int threads = 1; threads <= 3; threads++) {
             device_threads(threads);
             memcpy(c.momentum->value, momentum, (size_t)c.count * sizeof *momentum);

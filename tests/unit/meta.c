@@ -177,7 +177,8 @@ END_TEST
 
 START_TEST(iterations_of_muon_and_drafts_are_counted_by_shape)
 {
-    struct muon tall = {.batch = 3, .rows = 7, .columns = 5, .steps = 2, .type = GLM52_DTYPE_F32};
+    struct muon tall = {.batch = 3, .rows = 7, .columns = 5, .steps = 2, .type = GLM52_DTYPE_F32,
+                        .gradient = GLM52_DTYPE_F32, .moments = GLM52_DTYPE_F32};
     struct head_tv tv = {.rows = ROWS, .width = WIDTH, .vocabulary = TOKENS, .depths = 2, .type = GLM52_DTYPE_F32};
 
     meta.ops->muon(&meta, &tall, NULL, NULL, NULL, NULL, NULL, NULL, NULL);

@@ -33,8 +33,21 @@ static void update(const struct adamw *a, const float *rates, float coefficient,
     }
 }
 
+/* Elements at .. at + count of an array that is read and written: in place if they are fp32, else through buffer. */
+static float *open_chunk(glm52_dtype type, void *array, int64_t at, int64_t count, float *buffer)
+{
+    if (type == GLM52_DTYPE_F32) return (float *)array + at;
+    read_floats(type, array, at, count, buffer);
+    return buffer;
+}
+
+static void close_chunk(glm52_dtype type, void *array, int64_t at, int64_t count, const float *chunk)
+{
+    if (type != GLM52_DTYPE_F32) write_floats(type, array, at, count, chunk);
+}
+
 void cpu_adamw(struct stream *s, const struct adamw *a, const float *rates, const float *coefficient,
-               const float *gradient, float *m, float *v, float *master, void *parameter)
+               const void *gradient, void *m, void *v, float *master, void *parameter)
 {
     struct counted call = count_adamw(s, a, master != NULL);
 
@@ -42,11 +55,19 @@ void cpu_adamw(struct stream *s, const struct adamw *a, const float *rates, cons
 
 #pragma omp parallel for schedule(static) num_threads(cpu_team(s, (double)moved * 4))
     for (int64_t i = 0; i < moved; i += CHUNK) {
-        float *w = master ? master + i : (float *)parameter + i;
         int64_t count = least(CHUNK, moved - i);
+        float buffer[4][CHUNK];
+        const float *g = load(a->gradient, gradient, i, count, buffer[0]);
+        float *mean = open_chunk(a->moments, m, i, count, buffer[1]), *square = open_chunk(a->moments, v, i, count, buffer[2]);
+        float *w = master ? master + i : open_chunk(a->type, parameter, i, count, buffer[3]);
 
-        update(a, rates, *coefficient, count, gradient + i, m + i, v + i, w);
-        if (master) store(a->type, parameter, i, count, w, 0);
+        update(a, rates, *coefficient, count, g, mean, square, w);
+        close_chunk(a->moments, m, i, count, mean);
+        close_chunk(a->moments, v, i, count, square);
+        if (master)
+            write_floats(a->type, parameter, i, count, w);
+        else
+            close_chunk(a->type, parameter, i, count, w);
     }
     count_end(call);
 }

@@ -76,31 +76,51 @@ static double block_sum(const float *x, const float *y, int64_t count)
     return lane[0];
 }
 
-static void sum_products(struct stream *s, int64_t count, const float *x, const float *y, double *out, double *partial)
+/* The sum of squares of elements at .. at + count; narrow ones are widened a chunk at a time. */
+static double block_squares(glm52_dtype type, const void *x, int64_t at, int64_t count)
 {
-    int64_t blocks = sum_blocks(count);
+    const float *whole = x;
+    float chunk[CHUNK];
     double sum = 0;
 
-#pragma omp parallel for schedule(static) num_threads(cpu_team(s, (double)count))
-    for (int64_t block = 0; block < blocks; block++)
-        partial[block] = block_sum(x + block * SUM_BLOCK, y ? y + block * SUM_BLOCK : NULL,
-                                   least(SUM_BLOCK, count - block * SUM_BLOCK));
-    for (int64_t block = 0; block < blocks; block++) sum += partial[block];
+    if (type == GLM52_DTYPE_F32) return block_sum(whole + at, whole + at, count);
+    for (int64_t i = 0; i < count; i += CHUNK) {
+        int64_t n = least(CHUNK, count - i);
+
+        read_floats(type, x, at + i, n, chunk);
+        sum += block_sum(chunk, chunk, n);
+    }
+    return sum;
+}
+
+static void add_blocks(int64_t count, const double *partial, double *out)
+{
+    double sum = 0;
+
+    for (int64_t block = 0; block < sum_blocks(count); block++) sum += partial[block];
     *out += sum;
 }
 
 void cpu_sum(struct stream *s, int64_t count, const float *x, const float *w, double *out, void *workspace)
 {
     struct counted call = count_sum(s, count, w != NULL);
+    double *partial = workspace;
 
-    sum_products(s, count, x, w, out, workspace);
+#pragma omp parallel for schedule(static) num_threads(cpu_team(s, (double)count))
+    for (int64_t at = 0; at < count; at += SUM_BLOCK)
+        partial[at / SUM_BLOCK] = block_sum(x + at, w ? w + at : NULL, least(SUM_BLOCK, count - at));
+    add_blocks(count, partial, out);
     count_end(call);
 }
 
-void cpu_sum_squares(struct stream *s, int64_t count, const float *x, double *out, void *workspace)
+void cpu_sum_squares(struct stream *s, int64_t count, glm52_dtype type, const void *x, double *out, void *workspace)
 {
-    struct counted call = count_sum_squares(s, count);
+    struct counted call = count_sum_squares(s, count, type);
+    double *partial = workspace;
 
-    sum_products(s, count, x, x, out, workspace);
+#pragma omp parallel for schedule(static) num_threads(cpu_team(s, (double)count))
+    for (int64_t at = 0; at < count; at += SUM_BLOCK)
+        partial[at / SUM_BLOCK] = block_squares(type, x, at, least(SUM_BLOCK, count - at));
+    add_blocks(count, partial, out);
     count_end(call);
 }

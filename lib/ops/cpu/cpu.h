@@ -134,12 +134,12 @@ void cpu_add(struct stream *s, int64_t count, glm52_dtype type, const void *x, v
 void cpu_convert(struct stream *s, int64_t count, glm52_dtype from, const void *x, glm52_dtype to, void *y);
 size_t cpu_sum_bytes(struct stream *s, int64_t count);
 void cpu_sum(struct stream *s, int64_t count, const float *x, const float *w, double *out, void *workspace);
-void cpu_sum_squares(struct stream *s, int64_t count, const float *x, double *out, void *workspace);
+void cpu_sum_squares(struct stream *s, int64_t count, glm52_dtype type, const void *x, double *out, void *workspace);
 void cpu_clip(struct stream *s, const double *squares, float limit, float *norm, float *coefficient);
 void cpu_adamw(struct stream *s, const struct adamw *a, const float *rates, const float *coefficient,
-               const float *gradient, float *m, float *v, float *master, void *parameter);
+               const void *gradient, void *m, void *v, float *master, void *parameter);
 size_t cpu_muon_bytes(struct stream *s, const struct muon *m);
 void cpu_muon(struct stream *s, const struct muon *m, const float *rates, const float *coefficient,
-              const float *gradient, float *momentum, float *master, void *parameter, void *workspace);
+              const void *gradient, void *momentum, float *master, void *parameter, void *workspace);
 
 #endif

@@ -136,9 +136,10 @@ static void iterate(struct stream *s, const struct muon *m, const struct batch *
 /* ---- passes over the elements, a slab of rows at a time ---- */
 
 struct arrays {
-    const float *gradient;
-    float *momentum, *weight; /* weight: the master, or the parameter where that is fp32 */
-    void *rounded;            /* the parameter where it is not */
+    const void *gradient;
+    void *momentum, *weight; /* weight: the master, or the parameter where there is none */
+    void *rounded;           /* the parameter where there is a master */
+    glm52_dtype weight_type;
     float coefficient, lr;
 };
 
@@ -147,23 +148,38 @@ static int64_t row_at(const struct muon *m, int64_t block, int64_t row)
     return block * m->stride + row / m->group_rows * m->group_stride + row % m->group_rows * m->columns;
 }
 
-/* Moves the momentum of one row and writes its update; the sum of its squares. */
-static double update_row(const struct muon *m, float coefficient, const float *restrict gradient,
-                         float *restrict momentum, float *restrict update)
+/* Moves the momentum of some neighbours and writes their update. */
+static void update_some(const struct muon *m, float coefficient, int64_t count, const float *restrict gradient,
+                        float *restrict momentum, float *restrict update)
 {
     float beta = m->momentum, share = m->classic ? 1.0f : 1.0f - beta;
     float of_gradient = m->nesterov ? 1.0f : 0.0f, of_momentum = m->nesterov ? beta : 1.0f;
-    int64_t columns = m->columns;
-    double sum = 0;
 
-    for (int64_t j = 0; j < columns; j++) {
+    for (int64_t j = 0; j < count; j++) {
         float g = share * (gradient[j] * coefficient);
 
         momentum[j] = beta * momentum[j] + g;
         update[j] = of_gradient * g + of_momentum * momentum[j];
     }
-    for (int64_t j = 0; j < columns; j += CHUNK)
-        sum += (double)dot(update + j, update + j, least(CHUNK, columns - j));
+}
+
+/* The same for the row at element `at`; the sum of the squares of its update. */
+static double update_row(const struct muon *m, const struct arrays *a, int64_t at, float *update)
+{
+    double sum = 0;
+
+    for (int64_t j = 0; j < m->columns; j += CHUNK) {
+        int64_t count = least(CHUNK, m->columns - j);
+        float buffer[2][CHUNK];
+        const float *gradient = load(m->gradient, a->gradient, at + j, count, buffer[0]);
+        int narrow = m->moments != GLM52_DTYPE_F32;
+        float *momentum = narrow ? buffer[1] : (float *)a->momentum + at + j;
+
+        if (narrow) read_floats(m->moments, a->momentum, at + j, count, momentum);
+        update_some(m, a->coefficient, count, gradient, momentum, update + j);
+        if (narrow) write_floats(m->moments, a->momentum, at + j, count, momentum);
+        sum += (double)dot(update + j, update + j, count);
+    }
     return sum;
 }
 
@@ -177,12 +193,8 @@ static void start(struct stream *s, const struct muon *m, const struct batch *w,
         int64_t block = slab / w->slabs, row = slab % w->slabs * w->slab_rows, end = least(row + w->slab_rows, m->rows);
         double sum = 0;
 
-        for (; row < end; row++) {
-            int64_t at = row_at(m, first + block, row);
-
-            sum += update_row(m, a->coefficient, a->gradient + at, a->momentum + at,
-                              w->x + (block * m->rows + row) * columns);
-        }
+        for (; row < end; row++)
+            sum += update_row(m, a, row_at(m, first + block, row), w->x + (block * m->rows + row) * columns);
         w->squares[slab] = sum;
     }
 }
@@ -211,24 +223,30 @@ static void apply(struct stream *s, const struct muon *m, const struct batch *w,
 
 #pragma omp parallel for schedule(static) num_threads(cpu_team(s, (double)(blocks * m->rows * columns)))
     for (int64_t number = 0; number < blocks * m->rows; number++) {
-        int64_t at = row_at(m, first + number / m->rows, number % m->rows);
-        const float *restrict x = w->x + number * columns;
-        float *restrict weight = a->weight + at;
+        int64_t row = row_at(m, first + number / m->rows, number % m->rows);
 
-        for (int64_t j = 0; j < columns; j++) weight[j] = weight[j] * keep - reach * x[j];
-        if (a->rounded) write_floats(m->type, a->rounded, at, columns, weight);
+        for (int64_t from = 0; from < columns; from += CHUNK) {
+            int64_t count = least(CHUNK, columns - from), at = row + from;
+            const float *restrict x = w->x + number * columns + from;
+            float buffer[CHUNK];
+
+            read_floats(a->weight_type, a->weight, at, count, buffer);
+            for (int64_t j = 0; j < count; j++) buffer[j] = buffer[j] * keep - reach * x[j];
+            write_floats(a->weight_type, a->weight, at, count, buffer);
+            if (a->rounded) write_floats(m->type, a->rounded, at, count, buffer);
+        }
     }
 }
 
 /* ---- the operation ---- */
 
 void cpu_muon(struct stream *s, const struct muon *m, const float *rates, const float *coefficient,
-              const float *gradient, float *momentum, float *master, void *parameter, void *workspace)
+              const void *gradient, void *momentum, float *master, void *parameter, void *workspace)
 {
     struct counted call = count_muon(s, m, master != NULL);
     struct batch w = batch_of(m, workspace);
-    struct arrays a = {gradient, momentum, master ? master : (float *)parameter, master ? parameter : NULL,
-                       *coefficient, rates[RATE_LR]};
+    struct arrays a = {gradient, momentum, master ? master : parameter, master ? parameter : NULL,
+                       master ? GLM52_DTYPE_F32 : m->type, *coefficient, rates[RATE_LR]};
 
     for (int64_t first = 0; w.blocks > 0 && a.coefficient >= 0 && first < m->batch; first += w.blocks) {
         int64_t blocks = least(w.blocks, m->batch - first);

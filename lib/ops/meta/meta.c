@@ -329,9 +329,9 @@ static void meta_sum(struct stream *s, int64_t count, const float *x, const floa
     count_sum(s, count, w != NULL);
 }
 
-static void meta_sum_squares(struct stream *s, int64_t count, const float *x, double *out, void *workspace)
+static void meta_sum_squares(struct stream *s, int64_t count, glm52_dtype type, const void *x, double *out, void *workspace)
 {
-    count_sum_squares(s, count);
+    count_sum_squares(s, count, type);
 }
 
 static void meta_clip(struct stream *s, const double *squares, float limit, float *norm, float *coefficient)
@@ -340,13 +340,13 @@ static void meta_clip(struct stream *s, const double *squares, float limit, floa
 }
 
 static void meta_adamw(struct stream *s, const struct adamw *a, const float *rates, const float *coefficient,
-                       const float *gradient, float *m, float *v, float *master, void *parameter)
+                       const void *gradient, void *m, void *v, float *master, void *parameter)
 {
     count_adamw(s, a, master != NULL);
 }
 
 static void meta_muon(struct stream *s, const struct muon *m, const float *rates, const float *coefficient,
-                      const float *gradient, float *momentum, float *master, void *parameter, void *workspace)
+                      const void *gradient, void *momentum, float *master, void *parameter, void *workspace)
 {
     count_muon(s, m, master != NULL);
 }
