@@ -187,6 +187,7 @@ int main(int argc, char **argv)
     if (!status) status = train(trainee, argc > 3 ? atoi(argv[3]) : 200);
     signal(SIGINT, SIG_DFL);
     if (status && status != GLM52_E_CANCELLED) explain("training");
+    glm52_context_withdraw_cancel(context); /* a late Ctrl-C shall not end the saving */
     if (!status || status == GLM52_E_CANCELLED) {
         printf("%s; saving\n", status ? "interrupted" : "done");
         status = save(trainee);

@@ -229,6 +229,9 @@ GLM52_API void glm52_context_unref(glm52_context **self);
  * microbatch (of a step), tensor (of creating, loading, saving, resuming) or token (of generating) that was being
  * worked on; the other functions, and the update after the last microbatch, run to their end. */
 GLM52_API void glm52_context_cancel(glm52_context *self);
+/* Takes back a request that no call has noticed yet, so that it does not meet the next one: 1 if there was one, else 0. For
+ * what follows the call that the request was meant for, such as saving after Ctrl-C. From any thread, and in signal handlers. */
+GLM52_API int32_t glm52_context_withdraw_cancel(glm52_context *self);
 /* One line about the device ("cpu, 2 threads, ..."). Borrowed from the context. */
 GLM52_API glm52_status glm52_context_describe_device(glm52_context *self, const char **out);
 /* Bytes the library holds through the context's allocator now, and at most so far. Either may be NULL. May be

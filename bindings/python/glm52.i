@@ -114,6 +114,7 @@ ANYTIME(glm52_build_info)
 ANYTIME(glm52_feature)
 ANYTIME(glm52_status_name)
 ANYTIME(glm52_context_cancel)
+ANYTIME(glm52_context_withdraw_cancel)
 ANYTIME(glm52_context_memory)
 ANYTIME(glm52_context_device_count)
 ANYTIME(context_new)
@@ -123,6 +124,7 @@ ANYTIME(held_is_closed)
 ANYTIME(held_keep)
 ANYTIME(turn_kept_gradients)
 ANYTIME(turn_messages)
+ANYTIME(turn_abandon)
 ANYTIME(dlpack_new)
 
 /* These are over in a moment; releasing the GIL would cost more. Whatever is not named releases it. */
@@ -327,11 +329,13 @@ PyObject *step_plan(glm52_step *step);
 %rename(keep) held_keep;
 %rename(kept_gradients) turn_kept_gradients;
 %rename(messages) turn_messages;
+%rename(abandon) turn_abandon;
 %rename(dlpack) dlpack_new;
 PyObject *held_close(PyObject *object);
 PyObject *held_is_closed(PyObject *object);
 PyObject *held_keep(PyObject *object);
 PyObject *turn_kept_gradients(PyObject *object);
 PyObject *turn_messages(PyObject *object);
+PyObject *turn_abandon(PyObject *context, PyObject *job);
 PyObject *dlpack_new(PyObject *keeper, unsigned long long address, int dtype, int on_device, PyObject *shape,
                      int versioned, int read_only);

@@ -1,109 +1,15 @@
-/* Handles of the library in capsules, the turn of a context, and its log. */
+/* Handles of the library in capsules, and errors. */
 #include "handle.h"
 
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- turn -------------------------------------------------------------------------------------------- */
-
-struct message {
-    struct message *next;
-    glm52_log_level level;
-    char text[];
-};
-
-struct turn {
-    PyThread_type_lock lock;
-    int references;            /* guarded by the GIL */
-    int kept_gradients;
-    struct message *_Atomic newest;
-};
-
-struct turn *turn_create(void)
-{
-    struct turn *turn = calloc(1, sizeof *turn);
-
-    if (turn) turn->lock = PyThread_allocate_lock();
-    if (turn && turn->lock) {
-        turn->references = 1;
-        return turn;
-    }
-    free(turn);
-    PyErr_NoMemory();
-    return NULL;
-}
-
-/* All waiting messages, oldest first. */
-static struct message *take_messages(struct turn *turn)
-{
-    struct message *newest = atomic_exchange(&turn->newest, NULL), *oldest = NULL;
-
-    while (newest) {
-        struct message *next = newest->next;
-        newest->next = oldest;
-        oldest = newest;
-        newest = next;
-    }
-    return oldest;
-}
-
-static void free_messages(struct message *message)
-{
-    while (message) {
-        struct message *next = message->next;
-        free(message);
-        message = next;
-    }
-}
-
-void turn_drop(struct turn *turn)
-{
-    if (--turn->references) return;
-    free_messages(take_messages(turn));
-    PyThread_free_lock(turn->lock);
-    free(turn);
-}
-
-int turn_take(const struct held *held)
-{
-    if (!held || PyThread_acquire_lock(held->turn->lock, NOWAIT_LOCK)) return 1;
-    for (;;) {
-        PyLockStatus status;
-        Py_BEGIN_ALLOW_THREADS
-        status = PyThread_acquire_lock_timed(held->turn->lock, -1, 1);
-        Py_END_ALLOW_THREADS
-        if (status == PY_LOCK_ACQUIRED) return 1;
-        if (PyErr_CheckSignals()) return 0;
-    }
-}
-
-void turn_give(const struct held *held)
-{
-    if (held) PyThread_release_lock(held->turn->lock);
-}
-
-void turn_log(void *user, glm52_log_level level, const char *text)
-{
-    struct turn *turn = user;
-    size_t bytes = strlen(text) + 1;
-    struct message *message = malloc(sizeof *message + bytes);
-
-    if (!message) return;
-    message->level = level;
-    memcpy(message->text, text, bytes);
-    message->next = atomic_load(&turn->newest);
-    while (!atomic_compare_exchange_weak(&turn->newest, &message->next, message)) continue;
-}
-
-/* ---- handles ----------------------------------------------------------------------------------------- */
-
-static PyObject *text_of(const char *text)
+PyObject *text_of(const char *text)
 {
     return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
 }
 
-static const char *const class_name[] = {"glm52.context", "glm52.config", "glm52.model", "glm52.batch", "glm52.dataset",
+const char *const class_name[] = {"glm52.context", "glm52.config", "glm52.model", "glm52.batch", "glm52.dataset",
                                          "glm52.optimizer", "glm52.step"};
 
 #define UNREF(name)                  \
@@ -161,8 +67,7 @@ PyObject *held_new(void *handle, enum held_class class, struct turn *turn)
     return capsule;
 }
 
-/* The struct behind a capsule of ours of any class; NULL with a TypeError. */
-static struct held *held_of(PyObject *object, const char *wanted)
+struct held *held_of(PyObject *object, const char *wanted)
 {
     const char *name = PyCapsule_CheckExact(object) ? PyCapsule_GetName(object) : NULL;
 
@@ -173,10 +78,10 @@ static struct held *held_of(PyObject *object, const char *wanted)
     return NULL;
 }
 
-static void raise_closed(const char *name)
+void raise_error(const char *maker, const char *text)
 {
     PyObject *errors = PyImport_ImportModule("glm52._errors");
-    PyObject *error = errors ? PyObject_CallMethod(errors, "closed", "s", name) : NULL;
+    PyObject *error = errors ? PyObject_CallMethod(errors, maker, "s", text) : NULL;
 
     if (error) PyErr_SetObject((PyObject *)Py_TYPE(error), error);
     Py_XDECREF(error);
@@ -191,7 +96,7 @@ int held_in(PyObject *object, enum held_class class, struct held **held, void *h
     if (object == Py_None) return 1;
     if (!(found = held_of(object, class_name[class]))) return 0;
     if (found->closed) {
-        raise_closed(class_name[class]);
+        raise_error("closed", class_name[class]);
         return 0;
     }
     found->users++;
@@ -252,7 +157,7 @@ PyObject *held_keep(PyObject *object)
 
     if (!held) return NULL;
     if (held->closed) {
-        raise_closed(class_name[held->class]);
+        raise_error("closed", class_name[held->class]);
         return NULL;
     }
     if (held->class != HELD_STEP) return held_new(glm52_model_ref(held->handle), HELD_MODEL, held->turn);
@@ -263,23 +168,6 @@ PyObject *held_keep(PyObject *object)
         kept->turn->kept_gradients++;
     }
     return capsule;
-}
-
-PyObject *turn_messages(PyObject *object)
-{
-    struct held *held = held_of(object, NULL);
-
-    if (!held) return NULL;
-    if (!atomic_load(&held->turn->newest)) Py_RETURN_NONE;
-    PyObject *list = PyList_New(0);
-    struct message *first = take_messages(held->turn);
-    for (struct message *m = first; m && list; m = m->next) {
-        PyObject *pair = Py_BuildValue("(iN)", m->level, text_of(m->text));
-        if (!pair || PyList_Append(list, pair)) Py_CLEAR(list);
-        Py_XDECREF(pair);
-    }
-    free_messages(first);
-    return list;
 }
 
 PyObject *turn_kept_gradients(PyObject *object)

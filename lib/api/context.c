@@ -103,6 +103,11 @@ void glm52_context_cancel(glm52_context *self)
     if (object_is(self, CLASS_CONTEXT)) atomic_store(&self->host.cancelled, 1);
 }
 
+int32_t glm52_context_withdraw_cancel(glm52_context *self)
+{
+    return object_is(self, CLASS_CONTEXT) && atomic_exchange(&self->host.cancelled, 0);
+}
+
 glm52_status glm52_context_describe_device(glm52_context *self, const char **out)
 {
     CHECK(self, CLASS_CONTEXT);

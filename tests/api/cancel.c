@@ -76,6 +76,17 @@ START_TEST(from_a_signal_handler)
 }
 END_TEST
 
+START_TEST(taken_back)
+{
+    ck_assert_int_eq(glm52_context_withdraw_cancel(small.context), 0);
+    glm52_context_cancel(small.context);
+    ck_assert_int_eq(glm52_context_withdraw_cancel(small.context), 1);
+    ck_assert_int_eq(glm52_context_withdraw_cancel(small.context), 0);
+    OK(glm52_step_run(small.step, batches, 1));
+    ck_assert_int_eq(glm52_context_withdraw_cancel(NULL), 0);
+}
+END_TEST
+
 /* ---- files ---- */
 
 struct watch {
@@ -146,6 +157,7 @@ int main(void)
     tcase_add_checked_fixture(cases, set_up, tear_down);
     tcase_set_timeout(cases, 60);
     tcase_add_test(cases, from_a_signal_handler);
+    tcase_add_test(cases, taken_back);
     suite_add_tcase(suite, cases);
     tcase_add_test(files, in_a_load_or_save);
     suite_add_tcase(suite, files);

@@ -127,21 +127,54 @@ class Cancelling(unittest.TestCase):
         more = step.run((batch for _ in range(3)), progress=None)
         self.assertEqual(more[0].step, len(caught.exception.history) + 1)
 
+    def interrupted(self, step, batch, delay, interrupt):
+        timer = threading.Timer(delay, interrupt)
+        try:
+            timer.start()
+            step.run((batch for _ in range(10**6)), progress=None)
+        except KeyboardInterrupt:
+            pass
+        timer.join()  # would raise what the run had not noticed
+
     def test_interrupts_at_any_moment(self):
+        """Each ends the run that it came for and no other, and no update is missing from the history."""
         step = small.trainer(self.context)[1]
         batch = small.batch(self.context)
-        for i in range(40):
-            timer = threading.Timer(0.0007 * i, _thread.interrupt_main)
+        for i in range(1000):
+            self.interrupted(step, batch, 0.000005 * (i % 200), _thread.interrupt_main)
+        self.assertEqual(step.history["step"], list(range(1, len(step.history) + 1)))
+        self.assertEqual(step.run(batch).step, len(step.history))
+
+    def test_a_second_interrupt_leaves_nothing_running(self):
+        step = small.trainer(self.context)[1]
+        batch = small.batch(self.context)
+
+        def twice():
+            _thread.interrupt_main()
+            _thread.interrupt_main()
+
+        for i in range(200):
             try:
-                timer.start()
-                step.run((batch for _ in range(10**6)), progress=None)
-            except KeyboardInterrupt:
+                self.interrupted(step, batch, 0.00001 * i, twice)
+            except KeyboardInterrupt:  # the second, after the run
                 pass
-            try:
-                timer.join()
-            except KeyboardInterrupt:  # noticed only after the run that it came for had ended
-                timer.join()
-        self.assertEqual(step.run(batch).step, step.metric("step"))
+            done = step.metric("step")
+            time.sleep(0.0005)
+            self.assertEqual(step.metric("step"), done)
+        self.assertEqual(step.run(batch).step, done + 1)
+
+    def test_interrupt_ends_the_waiting_for_another_thread(self):
+        step, batches = long_step(self.context)
+        batch, outcome = batches[0], []
+        thread = threading.Thread(target=lambda: outcome.append(step.run(batches * 4).step))
+        thread.start()
+        time.sleep(0.2)
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with self.assertRaises(KeyboardInterrupt):
+            step.evaluate(batch)
+        self.assertEqual(outcome, [])
+        thread.join()
+        self.assertEqual(outcome, [1])  # the other thread's work was not for the signal to end
 
     def test_handlers_that_do_not_raise_do_not_cancel(self):
         step, batches = long_step(self.context)

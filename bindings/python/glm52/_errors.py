@@ -153,6 +153,11 @@ def make(status: int, message: str, hint: str, details: Dict[str, str]) -> Error
     return kind(message, hint, details)
 
 
+def cancelled(message: str) -> Error:
+    """The exception for a call that was interrupted before it began; called by the extension module."""
+    return Cancelled(message)
+
+
 def closed(class_name: str) -> Error:
     """The exception for the use of a closed object; called by the extension module."""
     return HandleError(f"this {class_name.replace('glm52.', 'glm52 ')} is closed",

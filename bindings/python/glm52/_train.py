@@ -124,7 +124,7 @@ class Step(Handle):
 
     def _loop(self, source: Iterator[Any], steps: Optional[int], progress: Progress,
               on_step: Optional[Callable[[Metrics], Any]]) -> History:
-        done = History()
+        done, before = History(), self.metric("step")
         try:
             while steps is None or len(done) < steps:
                 group = next(source, None)
@@ -135,6 +135,7 @@ class Step(Handle):
                 if on_step is not None and on_step(done[-1]) is False:
                     break
         except KeyboardInterrupt as error:
+            self._catch_up(done, before)
             stopped = Cancelled(f"stopped after {len(done)}{f' of {steps}' if steps else ''} steps",
                                 "model and optimizer are as after the last of them; run() again goes on")
             stopped.history = done
@@ -142,6 +143,13 @@ class Step(Handle):
         finally:
             progress.close()
         return done
+
+    def _catch_up(self, done: History, before: float) -> None:
+        """Notes the update that was over when a signal came, and not yet noted."""
+        if self.metric("step") > (done[-1].step if done else before):
+            done.append(self.metrics)
+            if not self.history or self.history[-1].step < done[-1].step:
+                self.history.append(done[-1])
 
     def gradients(self, batches: Union[Batch, Sequence[Batch]]) -> Metrics:
         """Forward and backward without the update: model[name].gradient shows what came out."""

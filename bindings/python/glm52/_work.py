@@ -1,7 +1,7 @@
 """Long calls: they leave the GIL to others, and the main thread to its signal handlers.
 
 A signal handler of Python runs in the main thread only, between two of its instructions. A call made there is therefore
-done by a helper thread while the main thread waits; when a handler raises (Ctrl-C: KeyboardInterrupt), the call is
+done by a helper thread while the main thread waits; when a handler raises (Ctrl-C: KeyboardInterrupt), that call alone is
 cancelled, waited for, and the handler's exception goes on. Calls of other threads run where they are.
 """
 from __future__ import annotations
@@ -13,7 +13,6 @@ import threading
 from typing import Any, Callable, List, Optional, Tuple, Union
 
 from . import _glm52
-from ._errors import Cancelled
 
 Log = Union[None, logging.Logger, Callable[[int, str], Any]]
 
@@ -22,21 +21,22 @@ _LOOK_EVERY = 0.1  # seconds between looks for messages, and for signals that an
 
 
 class _Job:
-    """A call for the helper. Whoever waits can be interrupted between any two instructions: `started` makes it safe to hand a
-    job over twice, `finished` to miss the moment when `done` was released."""
+    """A call for the helper. Who gets `claim` decides: the helper, and it runs, or else the waiting thread, and it never does.
+    `done` is released at its end."""
 
     def __init__(self, function: Callable[..., Any], arguments: Tuple[Any, ...]) -> None:
         self.function, self.arguments = function, arguments
-        self.submitted = self.started = self.finished = False
-        self.done = threading.Lock()
+        self.claim, self.done = threading.Lock(), threading.Lock()
         self.done.acquire()
+        self.finished = False
+        self.thread = 0
         self.result: Any = None
         self.error: Optional[BaseException] = None
 
     def run(self) -> None:
-        if self.started:
+        self.thread = threading.get_ident()
+        if not self.claim.acquire(blocking=False):
             return
-        self.started = True
         try:
             self.result = self.function(*self.arguments)
         except BaseException as error:  # travels to the waiting thread
@@ -61,41 +61,26 @@ class Work:
 
     def __init__(self, handle: Any, log: Log) -> None:
         self.handle, self.log = handle, log
-        self.stale_cancel = False
         self._jobs: "Optional[queue.SimpleQueue[Optional[_Job]]]" = None
 
     def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """function(*arguments); `function` is one of _glm52."""
-        while True:
-            try:
-                if threading.current_thread() is threading.main_thread():
-                    result = self._wait_for(_Job(function, arguments))
-                else:
-                    result = function(*arguments)
-            except Cancelled:
-                if not self.stale_cancel:
-                    raise
-                self.stale_cancel = False  # it was meant for a call that was over when the signal came
-                continue
-            finally:
-                self.deliver()
-            return result
+        try:
+            if threading.current_thread() is threading.main_thread():
+                return self._wait_for(_Job(function, arguments))
+            return function(*arguments)
+        finally:
+            self.deliver()
 
     def _wait_for(self, job: _Job) -> Any:
-        raised: Optional[BaseException] = None
-        while not job.finished:
-            try:
-                if not job.submitted:
-                    self._submit(job)
+        try:
+            self._submit(job)
+            while not job.finished:
                 job.done.acquire(timeout=_LOOK_EVERY)
                 self.deliver()
-            except BaseException as error:  # of a signal handler, or of a log handler
-                if raised is None:
-                    raised = error
-                    _glm52.context_cancel(self.handle)
-        if raised is not None:
-            self.stale_cancel = not isinstance(job.error, Cancelled)
-            raise raised
+        except BaseException:  # of a signal handler, or of a log function
+            _glm52.abandon(self.handle, job)
+            raise
         if job.error is not None:
             try:
                 raise job.error
@@ -109,7 +94,6 @@ class Work:
             threading.Thread(target=_serve, args=(jobs,), name="glm52", daemon=True).start()
             self._jobs = jobs
         self._jobs.put(job)
-        job.submitted = True
 
     def deliver(self) -> None:
         """Hands messages of the library to the log. What a log function raises goes on to the caller."""
