@@ -1,10 +1,11 @@
-/* Indexer loss over all visible keys (training.md 1.4), the teacher's probabilities redone from its queries and keys.
+/* Indexer loss over all visible keys (training.md 1.4). The teacher's probabilities are exp(logit - lse) with the lse that
+ * its attention left: one product of its queries and keys, and a second only where no attention saw all of the support.
  * Equations of the gradients: kl_selected.cu.
  *
  * For a chunk of rows two slabs [rows, keys] hold the student's scores and the teacher's probabilities, which turn into the
- * gradient of the scores: the teacher's logsumexp per head, then the sum of its heads' probabilities tile by tile, then the
- * loss of each row; with the gradient of the scores each head of the student is done once more, for rows and for keys. A
- * gradient is summed in fp32 in order of tiles and heads, chunk after chunk. */
+ * gradient of the scores: the sum of the teacher's probabilities over its heads tile by tile, then the loss of each row; with
+ * the gradient of the scores each head of the student is done once more, for rows and for keys. A gradient is summed in fp32
+ * in order of tiles and heads, chunk after chunk. */
 #include "attention/visible.cuh"
 #include "dense/tile.cuh"
 #include "indexer/index_kl.cuh"
@@ -30,7 +31,8 @@ struct arguments {
     float *dkey, *dweight;
     int64_t first, rows; /* the chunk */
     float *score, *p;    /* [rows, keys] */
-    float *lse;          /* [rows, teacher heads] */
+    const float *lse;    /* [rows, teacher heads] */
+    float *own_lse;      /* the same where it is made here */
 };
 
 /* Everything passes through fp32: gradients of keys are fp32 sums, whatever the operands' type. */
@@ -50,7 +52,7 @@ size_t layout(const struct indexer *i, const struct teacher *t, void *base, argu
 
     x->score = carve<float>(base, &used, rows * i->keys);
     x->p = carve<float>(base, &used, rows * i->keys);
-    x->lse = carve<float>(base, &used, rows * t->heads);
+    x->own_lse = carve<float>(base, &used, rows * t->heads);
     return used;
 }
 
@@ -156,7 +158,7 @@ __global__ __launch_bounds__(THREADS) void teacher_lse_kernel(const arguments x)
         top = most;
     }
     if (part == 0 && row < b.rows)
-        x.lse[(b.row + row) * x.t.heads + blockIdx.y] = sum == 0 ? INFINITY : top + logf(sum);
+        x.own_lse[(b.row + row) * x.t.heads + blockIdx.y] = sum == 0 ? INFINITY : top + logf(sum);
 }
 
 /* p = mean over heads. blockIdx.x: the tile of keys. */
@@ -304,7 +306,7 @@ void learn_chunk(cuda_device *d, const arguments &x, const score_call &scores)
     const unsigned rows = (unsigned)divided(x.rows, TILE), keys = (unsigned)divided(x.i.keys, TILE);
     const unsigned columns = (unsigned)divided(x.i.width, COLUMNS);
 
-    teacher_lse_kernel<T><<<dim3(rows, (unsigned)x.t.heads), THREADS, 0, d->stream>>>(x);
+    if (x.lse == x.own_lse) teacher_lse_kernel<T><<<dim3(rows, (unsigned)x.t.heads), THREADS, 0, d->stream>>>(x);
     teacher_mean_kernel<T><<<dim3(keys, rows), THREADS, 0, d->stream>>>(x);
     score_rows(d, scores, x.first, x.rows, SCORES_SEEN, x.score);
     loss_kernel<<<(unsigned)x.rows, THREADS, 0, d->stream>>>(x);
@@ -313,20 +315,21 @@ void learn_chunk(cuda_device *d, const arguments &x, const score_call &scores)
 }
 
 void index_kl_dense(struct stream *s, const struct indexer *i, const struct teacher *t, const void *q, const void *key,
-                    const float *weight, const void *teacher_q, const void *teacher_key, const int32_t *start,
-                    const int32_t *end, const float *row_weight, float *kl, void *dq, float *dkey, float *dweight,
-                    void *workspace)
+                    const float *weight, const void *teacher_q, const void *teacher_key, const float *teacher_lse,
+                    const int32_t *start, const int32_t *end, const float *row_weight, float *kl, void *dq, float *dkey,
+                    float *dweight, void *workspace)
 {
     cuda_device *d = device_of(s);
     const score_call scores = score_call_of(i, q, key, weight, start, end);
     const int64_t step = chunk_rows(i);
     arguments x = {*i, *t, q, key, weight, teacher_q, teacher_key, start, end, row_weight, kl, dq, dkey, dweight};
 
-    count_index_kl_dense(s, i, t);
+    count_index_kl_dense(s, i, t, teacher_lse != nullptr);
     if (i->rows == 0 && i->keys > 0) cudaMemsetAsync(dkey, 0, (size_t)(i->keys * i->width) * sizeof(float), d->stream);
     layout(i, t, workspace, &x);
     for (x.first = 0; x.first < i->rows; x.first += step) {
         x.rows = std::min(step, i->rows - x.first);
+        x.lse = teacher_lse ? teacher_lse + x.first * t->heads : x.own_lse;
         with_type(i->type, [&](auto element) { learn_chunk<decltype(element)>(d, x, scores); });
     }
     launched(d, "index_kl_dense");

@@ -145,8 +145,9 @@ void indexer_learn(const struct indexer_part *m, const struct pass *b, const str
     if (m->dense)
         b->ops->index_kl_dense(b->stream, &shape, &t, q, key, weight,
                                at(b, teacher->dense ? teacher->slots.q : teacher->slots.absorbed),
-                               teacher->dense ? at(b, teacher->slots.key) : attention_kv(teacher, b), b->in->start,
-                               b->in->end, b->in->kl_weight, kl, at(b, m->slots.dq), dkey, dweight, workspace);
+                               teacher->dense ? at(b, teacher->slots.key) : attention_kv(teacher, b),
+                               teacher->dense ? at(b, teacher->slots.lse) : NULL, b->in->start, b->in->end,
+                               b->in->kl_weight, kl, at(b, m->slots.dq), dkey, dweight, workspace);
     else
         b->ops->index_kl_selected(b->stream, &shape, q, key, weight, selected, at(b, m->slots.target), b->in->kl_weight,
                                   kl, at(b, m->slots.dq), dkey, dweight, workspace);

@@ -250,12 +250,12 @@ struct counted count_index_kl_selected(struct stream *s, const struct indexer *i
     return count(s, "index_kl_selected", index_kl_flops(i), index_kl_bytes(i) + 2 * WORD * (double)i->rows * i->k);
 }
 
-struct counted count_index_kl_dense(struct stream *s, const struct indexer *i, const struct teacher *t)
+struct counted count_index_kl_dense(struct stream *s, const struct indexer *i, const struct teacher *t, int with_lse)
 {
-    double teacher = (double)i->rows * t->heads + (double)i->keys * t->key_heads;
+    double teacher = (double)i->rows * t->heads + (double)i->keys * t->key_heads, lse = with_lse ? t->heads : 0;
 
     return count(s, "index_kl_dense", index_kl_flops(i) + 2 * i->pairs * t->heads * t->width,
-                 index_kl_bytes(i) + size(i->type) * teacher * t->width + 2 * WORD * (double)i->rows);
+                 index_kl_bytes(i) + size(i->type) * teacher * t->width + WORD * (double)i->rows * (2 + lse));
 }
 
 /* ---- experts ---- */

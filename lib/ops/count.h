@@ -42,7 +42,8 @@ struct counted count_sparse_mla_backward(struct stream *s, const struct sparse_m
 struct counted count_dense_attention_forward(struct stream *s, const struct dense_attention *a);
 struct counted count_dense_attention_backward(struct stream *s, const struct dense_attention *a);
 struct counted count_index_kl_selected(struct stream *s, const struct indexer *i);
-struct counted count_index_kl_dense(struct stream *s, const struct indexer *i, const struct teacher *t);
+struct counted count_index_kl_dense(struct stream *s, const struct indexer *i, const struct teacher *t,
+                                    int with_lse);
 
 struct counted count_route_forward(struct stream *s, const struct route *r);
 struct counted count_route_backward(struct stream *s, const struct route *r);

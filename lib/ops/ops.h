@@ -284,7 +284,10 @@ struct ops {
      * The indexer's pairs are those of the support.
      * selected: the support is `selected`, p = target as sparse_mla_backward gave it.
      * dense: the support is start .. end; p = mean over the teacher's heads of softmax(scale * teacher_q . teacher_key)
-     * over the support, teacher_q [rows,heads,width], teacher_key [keys,key_heads,width]. Never rows x keys of memory. */
+     * over the support, teacher_q [rows,heads,width], teacher_key [keys,key_heads,width]. teacher_lse [rows,heads] is what
+     * dense_attention_forward left for these queries, keys and support: p = mean of exp(logit - lse), the attention's own
+     * probabilities. NULL where no attention has seen all of the support: lse is made here then. Never rows x keys of
+     * memory. */
     size_t (*index_kl_selected_bytes)(struct stream *s, const struct indexer *i);
     void (*index_kl_selected)(struct stream *s, const struct indexer *i, const void *q, const void *key,
                               const float *weight, const int32_t *selected, const float *target, const float *row_weight,
@@ -292,8 +295,8 @@ struct ops {
     size_t (*index_kl_dense_bytes)(struct stream *s, const struct indexer *i, const struct teacher *t);
     void (*index_kl_dense)(struct stream *s, const struct indexer *i, const struct teacher *t, const void *q,
                            const void *key, const float *weight, const void *teacher_q, const void *teacher_key,
-                           const int32_t *start, const int32_t *end, const float *row_weight, float *kl, void *dq,
-                           float *dkey, float *dweight, void *workspace);
+                           const float *teacher_lse, const int32_t *start, const int32_t *end, const float *row_weight,
+                           float *kl, void *dq, float *dkey, float *dweight, void *workspace);
 
     /* ---- experts ---- */
     /* logits [rows,experts] fp32; chosen [rows,k] ascending: the k largest sigmoid + bias (ties: lower expert);

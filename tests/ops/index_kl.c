@@ -8,6 +8,7 @@ struct problem {
     struct array *q, *key, *weight, *row_weight; /* both */
     struct array *selected, *target;             /* selected */
     struct array *start, *end, *teacher_q, *teacher_key; /* dense */
+    struct array *teacher_lse;                   /* dense; NULL: nobody has made it */
 };
 
 static int is_dense(const struct problem *p)
@@ -123,24 +124,48 @@ static double softmax(double *x, int64_t n)
     return top + log(sum);
 }
 
-/* The teacher's probabilities of row t. */
+/* logit gets the softmax of head h of the teacher in row t; returns its lse. */
+static double teacher_head(const struct problem *p, int64_t t, int64_t h, int64_t n, double *logit)
+{
+    const struct teacher *teacher = &p->teacher;
+
+    for (int64_t j = 0; j < n; j++) {
+        int64_t of = key_of(p, t, j) * teacher->key_heads + (teacher->key_heads == 1 ? 0 : h);
+        const double *q = p->teacher_q->value + (t * teacher->heads + h) * teacher->width;
+
+        logit[j] = (double)teacher->scale * plain_dot(q, p->teacher_key->value + of * teacher->width, teacher->width);
+    }
+    return n ? softmax(logit, n) : INFINITY;
+}
+
+/* The teacher's probabilities of row t: by the lse that is given, or if none is, of its own softmax. */
 static void teach(const struct problem *p, int64_t t, int64_t n, double *probability)
 {
     const struct teacher *teacher = &p->teacher;
-    double *logit = doubles(n);
+    double *share = doubles(n);
 
     for (int64_t j = 0; j < n; j++) probability[j] = is_dense(p) ? 0 : p->target->value[t * p->shape.k + j];
     for (int64_t h = 0; h < teacher->heads; h++) {
-        for (int64_t j = 0; j < n; j++) {
-            int64_t of = key_of(p, t, j) * teacher->key_heads + (teacher->key_heads == 1 ? 0 : h);
-            const double *q = p->teacher_q->value + (t * teacher->heads + h) * teacher->width;
+        double lse = teacher_head(p, t, h, n, share);
+        double change = p->teacher_lse ? exp(lse - p->teacher_lse->value[t * teacher->heads + h]) : 1;
 
-            logit[j] = (double)teacher->scale *
-                       plain_dot(q, p->teacher_key->value + of * teacher->width, teacher->width);
-        }
-        softmax(logit, n);
-        for (int64_t j = 0; j < n; j++) probability[j] += logit[j] / teacher->heads;
+        for (int64_t j = 0; j < n; j++) probability[j] += change * share[j] / teacher->heads;
     }
+}
+
+/* What the teacher's attention leaves for its loss, plus an offset. */
+static void attend(struct problem *p, double offset)
+{
+    double *share = doubles(p->shape.keys);
+
+    p->teacher_lse = array_zero(GLM52_DTYPE_F32, p->shape.rows * p->teacher.heads);
+    for (int64_t i = 0; i < p->teacher_lse->count; i++) {
+        int64_t t = i / p->teacher.heads, n = 0;
+
+        while (key_of(p, t, n) >= 0) n++;
+        p->teacher_lse->value[i] = teacher_head(p, t, i % p->teacher.heads, n, share) + offset;
+    }
+    array_push(p->teacher_lse);
 }
 
 struct wanted {
@@ -243,8 +268,8 @@ static void learn(const struct problem *p, const struct results *r, void *worksp
 {
     if (is_dense(p))
         ops->index_kl_dense(device, &p->shape, &p->teacher, p->q->at, p->key->at, p->weight->at, p->teacher_q->at,
-                            p->teacher_key->at, p->start->at, p->end->at, p->row_weight->at, r->kl->at, r->dq->at,
-                            r->dkey->at, r->dweight->at, workspace);
+                            p->teacher_key->at, p->teacher_lse ? p->teacher_lse->at : NULL, p->start->at, p->end->at,
+                            p->row_weight->at, r->kl->at, r->dq->at, r->dkey->at, r->dweight->at, workspace);
     else
         ops->index_kl_selected(device, &p->shape, p->q->at, p->key->at, p->weight->at, p->selected->at, p->target->at,
                                p->row_weight->at, r->kl->at, r->dq->at, r->dkey->at, r->dweight->at, workspace);
@@ -295,6 +320,22 @@ static void check(struct problem p)
     differences(objective, &o, p.key->value, p.key->count, w.dkey);
     differences(objective, &o, p.weight->value, p.weight->count, w.dweight);
     check_results(&p, &r, &w);
+}
+
+/* With an lse that is made here, with that of the attention, and with a wrong one, whose probabilities sum to a half: it is
+ * taken as it is. */
+static void check_dense(struct problem p)
+{
+    struct results r;
+    struct wanted w;
+
+    check(p);
+    for (int wrong = 0; wrong < 2; wrong++) {
+        attend(&p, wrong ? log(2) : 0);
+        r = run(&p);
+        w = plain(&p);
+        check_results(&p, &r, &w);
+    }
 }
 
 CASE(index_kl_selected, "rows with no key, one key and fewer than k, odd dimensions")
@@ -361,20 +402,20 @@ CASE(index_kl_selected, "scores far apart")
 
 CASE(index_kl_dense, "several documents, rows that see one key or none, absorbed teacher, odd dimensions")
 {
-    check(dense_problem((struct indexer){.heads = 3, .width = 13, .type = GLM52_DTYPE_F32},
-                        (struct teacher){5, 1, 11, 0.4f}, (const int[]){1, 12, 2, 21, 1, 0}, 8, 5));
+    check_dense(dense_problem((struct indexer){.heads = 3, .width = 13, .type = GLM52_DTYPE_F32},
+                              (struct teacher){5, 1, 11, 0.4f}, (const int[]){1, 12, 2, 21, 1, 0}, 8, 5));
 }
 
 CASE(index_kl_dense, "a teacher with keys of every head")
 {
-    check(dense_problem((struct indexer){.heads = 4, .width = 9, .type = GLM52_DTYPE_F32},
-                        (struct teacher){3, 3, 7, 0.7f}, (const int[]){19, 15, 0}, 0, 0));
+    check_dense(dense_problem((struct indexer){.heads = 4, .width = 9, .type = GLM52_DTYPE_F32},
+                              (struct teacher){3, 3, 7, 0.7f}, (const int[]){19, 15, 0}, 0, 0));
 }
 
 CASE(index_kl_dense, "bf16")
 {
-    check(dense_problem((struct indexer){.heads = 3, .width = 10, .type = GLM52_DTYPE_BF16},
-                        (struct teacher){2, 1, 17, 0.3f}, (const int[]){6, 23, 0}, 9, 4));
+    check_dense(dense_problem((struct indexer){.heads = 3, .width = 10, .type = GLM52_DTYPE_BF16},
+                              (struct teacher){2, 1, 17, 0.3f}, (const int[]){6, 23, 0}, 9, 4));
 }
 
 CASE(index_kl_dense, "rows of weight 0 have a loss and no gradient; nothing is visible; no rows")
@@ -382,17 +423,37 @@ CASE(index_kl_dense, "rows of weight 0 have a loss and no gradient; nothing is v
     struct indexer shape = {.heads = 3, .width = 5, .type = GLM52_DTYPE_F32};
     struct teacher teacher = {2, 1, 7, 0.5f};
 
-    check(dense_problem(shape, teacher, (const int[]){18, 0}, 0, 1));
-    check(dense_problem(shape, teacher, (const int[]){11, 0}, 1, 0));
-    check(dense_problem(shape, teacher, (const int[]){0}, 0, 0));
+    check_dense(dense_problem(shape, teacher, (const int[]){18, 0}, 0, 1));
+    check_dense(dense_problem(shape, teacher, (const int[]){11, 0}, 1, 0));
+    check_dense(dense_problem(shape, teacher, (const int[]){0}, 0, 0));
 }
 
 CASE(index_kl_dense, "several tiles of rows and of keys, tiles that nobody sees")
 {
-    check(dense_problem((struct indexer){.heads = 3, .width = 7, .type = GLM52_DTYPE_F32},
-                        (struct teacher){2, 1, 9, 0.4f}, (const int[]){281, 3, 67, 1, 317, 0}, 23, 7));
-    check(dense_problem((struct indexer){.heads = 2, .width = 11, .type = GLM52_DTYPE_BF16},
-                        (struct teacher){3, 3, 5, 0.6f}, (const int[]){70, 300, 0}, 0, 3));
+    check_dense(dense_problem((struct indexer){.heads = 3, .width = 7, .type = GLM52_DTYPE_F32},
+                              (struct teacher){2, 1, 9, 0.4f}, (const int[]){281, 3, 67, 1, 317, 0}, 23, 7));
+    check_dense(dense_problem((struct indexer){.heads = 2, .width = 11, .type = GLM52_DTYPE_BF16},
+                              (struct teacher){3, 3, 5, 0.6f}, (const int[]){70, 300, 0}, 0, 3));
+}
+
+/* The attention itself hands over what the loss takes. */
+CASE(index_kl_dense, "the lse of dense_attention_forward")
+{
+    struct problem p = dense_problem((struct indexer){.heads = 3, .width = 7, .type = GLM52_DTYPE_BF16},
+                                     (struct teacher){5, 5, 9, 0.4f}, (const int[]){81, 3, 150, 0}, 23, 7);
+    struct dense_attention shape = {.rows = p.shape.rows, .keys = p.shape.keys, .heads = p.teacher.heads,
+                                    .qk = p.teacher.width, .v = p.teacher.width, .scale = p.teacher.scale,
+                                    .type = p.shape.type, .pairs = p.shape.pairs};
+    struct array *workspace = array_workspace(ops->dense_attention_forward_bytes(device, &shape));
+    struct wanted w = plain(&p);
+    struct results r;
+
+    p.teacher_lse = array_output(GLM52_DTYPE_F32, shape.rows * shape.heads);
+    ops->dense_attention_forward(device, &shape, p.teacher_q->at, p.teacher_key->at, p.teacher_key->at, p.start->at,
+                                 p.end->at, array_output(shape.type, shape.rows * shape.heads * shape.v)->at,
+                                 p.teacher_lse->at, workspace->at);
+    r = run(&p);
+    check_results(&p, &r, &w);
 }
 
 /* ---- benches ---- */
@@ -440,10 +501,24 @@ BENCH(index_kl_selected, "2048 of 4096, 64 rows, 32 heads of 128, bf16")
                                     .type = GLM52_DTYPE_BF16});
 }
 
+static void bench_dense(struct indexer shape, struct teacher teacher, int with_lse)
+{
+    struct problem p = dense_problem(shape, teacher, (const int[]){4096, 0}, 0, 0);
+
+    if (with_lse) {
+        p.teacher_lse = array_zero(GLM52_DTYPE_F32, p.shape.rows * teacher.heads);
+        for (int64_t i = 0; i < p.teacher_lse->count; i++) p.teacher_lse->value[i] = log((double)(i / teacher.heads + 1));
+        array_push(p.teacher_lse);
+    }
+    bench(&p);
+}
+
 BENCH(index_kl_dense, "4096 causal, 8 heads of 64, teacher 8 x 144")
 {
-    struct problem p = dense_problem((struct indexer){.heads = 8, .width = 64, .type = GLM52_DTYPE_F32},
-                                     (struct teacher){8, 1, 144, 0.1f}, (const int[]){4096, 0}, 0, 0);
+    bench_dense((struct indexer){.heads = 8, .width = 64, .type = GLM52_DTYPE_F32}, (struct teacher){8, 1, 144, 0.1f}, 0);
+}
 
-    bench(&p);
+BENCH(index_kl_dense, "the same, given the attention's lse")
+{
+    bench_dense((struct indexer){.heads = 8, .width = 64, .type = GLM52_DTYPE_F32}, (struct teacher){8, 1, 144, 0.1f}, 1);
 }

@@ -136,9 +136,15 @@ static void attention_work(struct stream *s, char *zeros, void *workspace)
     s->ops->dense_attention_forward(s, &dense, a[1], a[2], a[3], none, none, a[4], a[5], workspace);
     s->ops->dense_attention_backward(s, &dense, a[1], a[2], a[3], none, none, a[4], a[5], a[1], a[6], a[6], a[7],
                                      workspace);
-    s->ops->index_kl_dense(s, &indexer, &teacher, a[1], a[2], a[3], a[1], a[2], none, none, a[3], a[4], a[5], a[6],
-                           a[7], workspace);
+    s->ops->index_kl_dense(s, &indexer, &teacher, a[1], a[2], a[3], a[1], a[2], a[3], none, none, a[3], a[4], a[5],
+                           a[6], a[7], workspace);
     s->ops->index_kl_selected(s, &indexer, a[1], a[2], a[3], none, a[3], a[3], a[4], a[5], a[6], a[7], workspace);
+}
+
+/* q, key, weight with their gradients, row_weight and kl; the teacher's queries, keys and lse; start and end. */
+static double dense_loss_bytes(void)
+{
+    return 4.0 * (2 * ROWS * 2 * WIDTH + 2 * 4 * WIDTH + 2 * ROWS * 2 + 2 * ROWS + (ROWS * 2 + 4) * 6 + ROWS * 2 + 2 * ROWS);
 }
 
 START_TEST(attention_and_indexer_loss_count_alike)
@@ -154,6 +160,7 @@ START_TEST(attention_and_indexer_loss_count_alike)
     ck_assert_double_eq(cpu_tally.row[1].flops, 2 * 9.0 * 2 * (3 * WIDTH + 2 * 6));
     ck_assert_double_eq(cpu_tally.row[2].flops, 2 * 3.0 * (3 * 2 * WIDTH + 2 * 6));
     ck_assert_double_eq(cpu_tally.row[3].flops, 2 * 3.0 * 3 * 2 * WIDTH);
+    ck_assert_double_eq(cpu_tally.row[2].bytes, dense_loss_bytes());
     free(workspace);
     free(zeros);
 }

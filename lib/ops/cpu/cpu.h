@@ -99,8 +99,8 @@ void cpu_index_kl_selected(struct stream *s, const struct indexer *i, const void
 size_t cpu_index_kl_dense_bytes(struct stream *s, const struct indexer *i, const struct teacher *t);
 void cpu_index_kl_dense(struct stream *s, const struct indexer *i, const struct teacher *t, const void *q,
                         const void *key, const float *weight, const void *teacher_q, const void *teacher_key,
-                        const int32_t *start, const int32_t *end, const float *row_weight, float *kl, void *dq,
-                        float *dkey, float *dweight, void *workspace);
+                        const float *teacher_lse, const int32_t *start, const int32_t *end, const float *row_weight,
+                        float *kl, void *dq, float *dkey, float *dweight, void *workspace);
 void cpu_route_forward(struct stream *s, const struct route *r, const float *logits, const float *bias,
                        int32_t *chosen, float *weight);
 void cpu_route_backward(struct stream *s, const struct route *r, const float *logits, const int32_t *chosen,

@@ -1,4 +1,5 @@
-/* Indexer loss over all visible keys (training.md 1.4), the teacher's probabilities redone from its queries and keys.
+/* Indexer loss over all visible keys (training.md 1.4). The teacher's probabilities are exp(logit - lse) with the lse that
+ * its attention left: one product of its queries and keys, and no pass for a softmax.
  * Equations of the gradients: index_kl_selected.c.
  *
  * A thread takes a block of ROWS rows and keeps two strips over the keys that the block sees: the logits of one head of
@@ -26,6 +27,7 @@ struct arguments {
     const void *q, *key;
     const float *weight;
     const void *teacher_q, *teacher_key;
+    const float *teacher_lse;
     const int32_t *start, *end;
     const float *row_weight;
     float *kl;
@@ -80,7 +82,15 @@ static struct box tile_box(const struct arguments *x, const struct block *b, int
 
 /* ---- the teacher ---- */
 
-/* Adds the softmax of a row's logits, over `heads`, to p. */
+/* Adds the probabilities of a row's logits, over `heads`, to p. */
+static void add_probabilities(const float *logit, int64_t n, float lse, int32_t heads, float *p)
+{
+    float share = 1 / (float)heads;
+
+    for (int64_t u = 0; u < n; u++) p[u] += exp_f32(logit[u] - lse) * share;
+}
+
+/* The same of a row whose sum of exponentials nobody has made before. The logits do not survive. */
 static void add_softmax(float *logit, int64_t n, int32_t heads, float *p)
 {
     float top = largest(logit, n), scale;
@@ -107,10 +117,14 @@ static void teacher_head(const struct arguments *x, const struct block *b, const
     }
     for (int64_t r = 0; r < b->rows; r++) {
         struct columns seen = visible_columns(x->start, x->end, b->t + r, b->all.key, b->all.keys);
-        int64_t at = r * stride + seen.low;
+        float *logit = strips->score + r * stride + seen.low, *p = strips->p + r * stride + seen.low;
+        int64_t count = seen.high - seen.low, row = b->t + r;
 
-        if (seen.low < seen.high)
-            add_softmax(strips->score + at, seen.high - seen.low, teacher->heads, strips->p + at);
+        if (count == 0) continue;
+        if (x->teacher_lse)
+            add_probabilities(logit, count, x->teacher_lse[row * teacher->heads + h], teacher->heads, p);
+        else
+            add_softmax(logit, count, teacher->heads, p);
     }
 }
 
@@ -242,11 +256,12 @@ static void learn_block(const struct arguments *x, int64_t t, const struct strip
 
 void cpu_index_kl_dense(struct stream *s, const struct indexer *i, const struct teacher *t, const void *q,
                         const void *key, const float *weight, const void *teacher_q, const void *teacher_key,
-                        const int32_t *start, const int32_t *end, const float *row_weight, float *kl, void *dq,
-                        float *dkey, float *dweight, void *workspace)
+                        const float *teacher_lse, const int32_t *start, const int32_t *end, const float *row_weight,
+                        float *kl, void *dq, float *dkey, float *dweight, void *workspace)
 {
-    struct counted call = count_index_kl_dense(s, i, t);
-    struct arguments x = {i, t, q, key, weight, teacher_q, teacher_key, start, end, row_weight, kl, dq, dweight};
+    struct counted call = count_index_kl_dense(s, i, t, teacher_lse != NULL);
+    struct arguments x = {i,     t,   q,          key, weight, teacher_q, teacher_key, teacher_lse,
+                          start, end, row_weight, kl,  dq,     dweight};
     int64_t blocks = block_count(i), groups = group_count(blocks), size = i->keys * i->width;
     float *share = workspace;
 

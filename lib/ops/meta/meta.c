@@ -218,10 +218,11 @@ static void meta_index_kl_selected(struct stream *s, const struct indexer *i, co
 
 static void meta_index_kl_dense(struct stream *s, const struct indexer *i, const struct teacher *t, const void *q,
                                 const void *key, const float *weight, const void *teacher_q, const void *teacher_key,
-                                const int32_t *start, const int32_t *end, const float *row_weight, float *kl, void *dq,
-                                float *dkey, float *dweight, void *workspace)
+                                const float *teacher_lse, const int32_t *start, const int32_t *end,
+                                const float *row_weight, float *kl, void *dq, float *dkey, float *dweight,
+                                void *workspace)
 {
-    count_index_kl_dense(s, i, t);
+    count_index_kl_dense(s, i, t, teacher_lse != NULL);
 }
 
 /* ---- experts ---- */
