@@ -175,6 +175,57 @@ local function check_struct(s, d)
   s.size = at
 end
 
+-- ---- units
+
+local NUMBER = set "int32_t uint32_t int64_t uint64_t double"
+
+-- Whether a value of this type is a number, or points at numbers or other elements, whose unit or shape must be told.
+local function wants_unit(ctype)
+  local target = ctype:gsub("^const ", ""):gsub(" ?%*$", ""):gsub("%[%d+%]$", "")
+  return NUMBER[target] or target == "void" and ctype:find("^const") or ctype:find("%*const %*$") ~= nil
+end
+
+local function check_units(owner, key, ctype, d)
+  local unit = (d.units[owner.name] or {})[key]
+  if wants_unit(ctype) and not unit then problem("%s: units does not tell what %s means", owner.name, key) end
+  if unit and not wants_unit(ctype) then problem("%s: units tells of %s, which is %s", owner.name, key, ctype) end
+  return unit
+end
+
+local function take_units(d)
+  local known = {}
+  for _, f in ipairs(d.functions) do
+    known[f.name], known[f.name .. ".result"] = true, true
+    f.unit = check_units(f, "result", f.returns:find("%*") and "char" or f.returns, d)
+    for _, p in ipairs(f.params) do
+      known[f.name .. "." .. p.name] = true
+      p.unit = check_units(f, p.name, p.ctype, d)
+      local shaped = p.unit and p.unit:match("^%[(%w+)%]")
+      if shaped and not (f.params[shaped] and f.params[shaped].len_of) then
+        problem("%s: %s has the shape [%s], which counts nothing", f.name, p.name, shaped)
+      end
+    end
+    for _, p in ipairs(f.params) do
+      if p.len_of and not ((f.params[p.len_of] or {}).unit or ""):find("^%[") then
+        problem("%s: units must begin with the shape of %s", f.name, p.len_of)
+      end
+    end
+  end
+  for _, s in ipairs(d.structs) do
+    known[s.name] = true
+    for i, field in ipairs(s.fields) do
+      known[s.name .. "." .. field.name] = true
+      if i > 2 and not field.name:find("^reserved") then field.unit = check_units(s, field.name, field.ctype, d) end
+    end
+  end
+  for owner, list in pairs(d.units) do
+    if not known[owner] then problem("units tells of %s, which is not described", owner) end
+    for key in pairs(list) do
+      if known[owner] and not known[owner .. "." .. key] then problem("units tells of %s.%s, which is not described", owner, key) end
+    end
+  end
+end
+
 -- ---- the header
 
 -- Comment, declaration and place of every GLM52_API function; section titles.
@@ -204,6 +255,31 @@ local function load_header(path)
       return functions
     end
   end
+end
+
+-- Comments of structs, members and enumerators, and the text at the top, for the reference.
+local function load_prose(path)
+  local text = read(path)
+  local prose = { conventions = text:match("Conventions\n(.-)\n %*/"):gsub("\n %* ?", "\n"):gsub("^ %* ?", ""), of = {} }
+  local function note(owner, body)
+    for line in body:gmatch("[^\n]+") do
+      local declaration, comment = line:match("^%s*(.-)%s*/%*%s*(.-)%s*%*/")
+      if comment then
+        local name = declaration:match("%(%*([%w_]+)%)") or declaration:match("^(GLM52_[%w_]+) =") or
+          declaration:match("([%w_]+)[%[%d%]]*;$")
+        if name then prose.of[owner .. name] = comment end
+      end
+    end
+  end
+  for body, name in text:gmatch("typedef struct glm52_[%w_]+ (%b{}) (glm52_[%w_]+);") do note(name .. ".", body) end
+  for body in text:gmatch("enum (%b{});") do note("", body) end
+  for comment, name in text:gmatch("/%*([^/]-)%*/\ntypedef struct (glm52_[%w_]+) {") do
+    prose.of[name] = comment:gsub("\n%s*%* ?", "\n"):gsub("^%s+", ""):gsub("%s+$", "")
+  end
+  for comment, name in text:gmatch("/%*([^/]-)%*/\ntypedef [^;\n]-%(%*(glm52_[%w_]+)%)") do
+    prose.of[name] = comment:gsub("\n%s*%* ?", "\n"):gsub("^%s+", ""):gsub("%s+$", "")
+  end
+  return prose
 end
 
 local UNIVERSAL = set "HANDLE INVALID NOMEM"
@@ -278,6 +354,7 @@ function description.load(description_path, header_path)
   local header = load_header(header_path)
   for _, f in ipairs(d.functions) do check_function(f, d) end
   for _, s in ipairs(d.structs) do check_struct(s, d) end
+  take_units(d)
   check_header(d, header, "include/glm52.h")
   if #problems > 0 then
     io.stderr:write("the public API and its description differ (docs/abi.md tells how to add to the API):\n")
@@ -285,6 +362,7 @@ function description.load(description_path, header_path)
     os.exit(1)
   end
   for _, f in ipairs(d.functions) do f.comment, f.line = header[f.name].comment, header[f.name].line end
+  d.prose = load_prose(header_path)
   return d
 end
 

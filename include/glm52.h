@@ -8,7 +8,7 @@
  *             glm52_x_ref() adds one; glm52_x_unref(&x) drops one and nulls the pointer. A child keeps its
  *             parents alive, so handles may be dropped in any order. NULL and a handle of another class
  *             are refused with GLM52_E_HANDLE.
- *   Status    Every function that can fail returns glm52_status: GLM52_OK or a negative GLM52_E_* code. A
+ *   Status    Every function that can fail returns glm52_status: GLM52_OK or a negative number, GLM52_E_... A
  *             failing call leaves its outputs untouched and fills the calling thread's last error. Every one
  *             may return HANDLE (for a wrong handle), INVALID (for NULL, unless the contract gives it a
  *             meaning, and for a wrong value) and NOMEM; "Errors:" at the end of a contract lists the others.
@@ -16,8 +16,8 @@
  *             next call that changes it, or until the handle dies.
  *   Structs   Start with struct_size, which the caller sets to sizeof; see "Structs" below.
  *   Threads   A context and all that was made from it serve one thread at a time. The ref and unref functions,
- *             glm52_context_cancel(), glm52_context_memory() and the functions without a handle may be called
- *             from any thread, also while another one works.
+ *             glm52_context_cancel(), glm52_context_withdraw_cancel(), glm52_context_memory() and the functions
+ *             without a handle may be called from any thread, also while another one works.
  *   Since     0.1, where a contract names no release.
  *   Nothing in the library exits, aborts, prints or installs a signal handler.
  *
@@ -162,6 +162,7 @@ typedef struct glm52_view {
     uint64_t bytes;
 } glm52_view;
 
+/* A parameter of a model, with views of its value and gradient. */
 typedef struct glm52_parameter_info {
     uint32_t struct_size;
     uint32_t flags;

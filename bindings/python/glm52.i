@@ -1,5 +1,6 @@
 /* _glm52: the public header for Python, nearly as it is. Handles are capsules, statuses exceptions, outputs results; the
- * package glm52 makes classes of it. Functions that compute release the GIL. */
+ * package glm52 makes classes of it. Functions that compute release the GIL. Which arguments are handles and outputs, who computes
+ * and who may be called at any time is said by glm52_gen.i, which abi/gen.lua writes; here is how. */
 %module(package="glm52", threads="1") _glm52
 
 %{
@@ -36,17 +37,7 @@
     $result = held_new(made$argnum, CLASS, held1->turn);
     if (!$result) SWIG_fail;
 }
-%ignore glm52_##name##_ref;
-%ignore glm52_##name##_unref;
 %enddef
-
-HANDLE(context, HELD_CONTEXT)
-HANDLE(config, HELD_CONFIG)
-HANDLE(model, HELD_MODEL)
-HANDLE(batch, HELD_BATCH)
-HANDLE(dataset, HELD_DATASET)
-HANDLE(optimizer, HELD_OPTIMIZER)
-HANDLE(step, HELD_STEP)
 
 /* A sequence of batches. */
 %typemap(in) (glm52_batch *const *batches, uint32_t count) (struct held_list list = {0}) {
@@ -90,10 +81,6 @@ HANDLE(step, HELD_STEP)
     if (!$result) SWIG_fail;
 }
 %typemap(out) PyObject * "$result = $1; if (!$result) SWIG_fail;"
-%apply double *OUTPUT { double *loss, double *out };
-%apply uint64_t *OUTPUT { uint64_t *tokens, uint64_t *documents, uint64_t *packs, uint64_t *now, uint64_t *peak,
-                          uint64_t *elements };
-%apply uint32_t *OUTPUT { uint32_t *tensors, uint32_t *index };
 
 /* ---- who waits, who lets others run ------------------------------------------------------------------ */
 
@@ -108,15 +95,7 @@ HANDLE(step, HELD_STEP)
 %exception name "$action";
 %nothread name;
 %enddef
-ANYTIME(glm52_version)
-ANYTIME(glm52_abi_version)
-ANYTIME(glm52_build_info)
-ANYTIME(glm52_feature)
-ANYTIME(glm52_status_name)
-ANYTIME(glm52_context_cancel)
-ANYTIME(glm52_context_withdraw_cancel)
-ANYTIME(glm52_context_memory)
-ANYTIME(glm52_context_device_count)
+%include "glm52_gen.i"
 ANYTIME(context_new)
 ANYTIME(options)
 ANYTIME(held_close)
@@ -127,25 +106,7 @@ ANYTIME(turn_messages)
 ANYTIME(turn_abandon)
 ANYTIME(dlpack_new)
 
-/* These are over in a moment; releasing the GIL would cost more. Whatever is not named releases it. */
-%nothread glm52_context_describe_device;
-%nothread glm52_config_create;
-%nothread glm52_config_set;
-%nothread glm52_config_get;
-%nothread glm52_config_dump;
-%nothread glm52_config_load_json;
-%nothread glm52_config_validate;
-%nothread glm52_model_describe;
-%nothread glm52_model_parameter_count;
-%nothread glm52_model_parameter_find;
-%nothread glm52_batch_create;
-%nothread glm52_batch_tokens;
-%nothread glm52_dataset_seek;
-%nothread glm52_dataset_held_out_packs;
-%nothread glm52_dataset_describe;
-%nothread glm52_optimizer_set_lr;
-%nothread glm52_step_metric;
-%nothread glm52_step_metric_name;
+/* These are over in a moment; releasing the GIL would cost more. */
 %nothread model_parameter;
 %nothread batch_values;
 
@@ -154,29 +115,7 @@ ANYTIME(dlpack_new)
 %nothread model_generate;
 %nothread step_plan;
 
-/* ---- what Python gets in another form ---------------------------------------------------------------- */
-
-%ignore glm52_allocator;
-%ignore glm52_files;
-%ignore glm52_context_options;
-%ignore glm52_option_info;
-%ignore glm52_view;
-%ignore glm52_parameter_info;
-%ignore glm52_plan_row;
-%ignore glm52_get_proc;
-%ignore glm52_error_last;
-%ignore glm52_error_take;
-%ignore glm52_error_unref;
-%ignore glm52_error_status;
-%ignore glm52_error_message;
-%ignore glm52_error_hint;
-%ignore glm52_error_detail;
-%ignore glm52_context_create;
-%ignore glm52_config_describe;
-%ignore glm52_model_parameter;
-%ignore glm52_model_generate;
-%ignore glm52_batch_get;
-%ignore glm52_step_plan;
+/* ---- the header, less what glm52_gen.i leaves to the functions below ---------------------------------- */
 
 %include <glm52.h>
 

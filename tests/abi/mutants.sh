@@ -105,10 +105,17 @@ mutant '/glm52_feature(const/a\/* New. */\nGLM52_API int32_t glm52_new(void);' '
 described ''
 expect "ninja abi-baseline" "a new function without a description" layout
 expect "ninja abi-baseline" "a new function without a record: symbols" exports
-described '/{ "glm52_feature"/i\  { "glm52_new", "int32_t", threads = "any" },'
+described '/{ "glm52_feature"/i\  { "glm52_new", "int32_t", threads = "any" },
+/^  glm52_feature = {/i\  glm52_new = { result = "a number" },'
 expect "ninja abi-baseline" "a new function without a record: layout" layout
 mutant '/glm52_feature(const/a\GLM52_API int32_t glm52_new(void);' '' ''
 expect "no contract" "a new function without a contract" layout
+
+mutant '' '' ''
+described '/glm52_dataset_seek = { pack/d'
+expect "glm52_dataset_seek: units does not tell what pack means" "a number without a unit" layout
+described 's/tokens = "\[limit\] token ids"/tokens = "token ids"/'
+expect "glm52_model_generate: units must begin with the shape of tokens" "an array without a shape" layout
 
 mutant '' '$a #include <stdio.h>\n#include <stdlib.h>\nvoid stop(void);\nvoid __attribute__((used)) stop(void) { puts(""); abort(); }' ''
 expect abort "a library that ends its host" sh "$gate" imports "$work/lib.so"

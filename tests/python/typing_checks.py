@@ -9,7 +9,7 @@ import unittest
 import glm52
 import small
 
-PACKAGE = os.path.join(small.SOURCE, "bindings", "python", "glm52")
+PACKAGE = os.path.dirname(os.path.abspath(glm52.__file__))  # the types of the extension are made by the build
 
 
 class Types(unittest.TestCase):

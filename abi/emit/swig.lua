@@ -1,0 +1,2 @@
+-- The SWIG fragment of the Python module.
+return require("emit.python").swig
