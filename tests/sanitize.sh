@@ -19,7 +19,7 @@ export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 options=abort_on_error=1:detect_stack_use_after_return=1:strict_string_checks=1
 status=0
 ASAN_OPTIONS=$options:detect_leaks=1 \
-    meson test -C $build --print-errorlogs --timeout-multiplier 10 --no-suite abi --no-suite install --no-suite lua "$@" ||
+    meson test -C $build --print-errorlogs --timeout-multiplier 10 --no-suite abi --no-suite install --no-suite docs --no-suite lua "$@" ||
     status=$?
 
 # The interpreter of these was built without the sanitizer, and what it holds at the end is its own affair; mawk, which they
