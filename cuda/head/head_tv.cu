@@ -1,6 +1,6 @@
 /* End-to-end total variation of drafts against the trunk (training.md 3.4), fused with the head: in the memory of one chunk of
  * head_loss stand the trunk's logits of a few rows and of those that follow, and the drafts' of all depths, which become
- * probabilities and then their own gradient. */
+ * probabilities and then their own gradient. Here they are fp32. */
 #include "head/head.cuh"
 
 namespace {
@@ -35,7 +35,7 @@ size_t head_tv_bytes(struct stream *, const struct head_tv *h)
 {
     chunk c;
 
-    return layout(h, nullptr, &c);
+    return head_in_bf16(h->type, h->width) ? head_tv_bf16_bytes(h) : layout(h, nullptr, &c);
 }
 
 /* x becomes its softmax, by a block. */
@@ -152,9 +152,9 @@ void run_chunk(cuda_device *d, const arguments &x, const void *target, const voi
     const struct head_tv &h = x.h;
     const int64_t size = (int64_t)dtype_size(h.type), at = x.first * h.width * size;
     const int64_t trunk_rows = std::min(x.rows + h.depths - 1, h.rows - 1 - x.first);
-    const struct gemm trunk = to_logits(h.type, trunk_rows, h.width, h.vocabulary);
-    struct gemm drafts = to_logits(h.type, x.rows, h.width, h.vocabulary);
-    struct gemm to_x = to_dx(h.type, x.rows, h.width, h.vocabulary);
+    const struct gemm trunk = to_logits(h.type, trunk_rows, h.width, h.vocabulary, h.vocabulary, GLM52_DTYPE_F32);
+    struct gemm drafts = to_logits(h.type, x.rows, h.width, h.vocabulary, h.vocabulary, GLM52_DTYPE_F32);
+    struct gemm to_x = to_dx(h.type, x.rows, h.width, h.vocabulary, h.vocabulary);
 
     drafts.batch = to_x.batch = h.depths;
     drafts.stride_a = to_x.stride_c = h.rows * h.width;
@@ -168,19 +168,26 @@ void run_chunk(cuda_device *d, const arguments &x, const void *target, const voi
     if (dx) matmul(d, &to_x, x.c.slope, w, (char *)dx + at);
 }
 
-void run_head_tv(struct stream *s, const struct head_tv *h, const void *target, const void *draft, const void *w,
-                 const float *weight, float *alpha, float *loss, void *dx, void *workspace)
+void head_tv_fp32(cuda_device *d, const struct head_tv *h, const void *target, const void *draft, const void *w,
+                  const float *weight, float *alpha, float *loss, void *dx, void *workspace)
 {
-    cuda_device *d = device_of(s);
     arguments x = {*h, {}, 0, 0, weight, alpha, loss};
 
-    count_head_tv(s, h, dx != nullptr);
     layout(h, workspace, &x.c);
     for (; x.first < h->rows; x.first += x.c.rows) {
         x.rows = std::min(x.c.rows, h->rows - x.first);
         run_chunk(d, x, target, draft, w, dx);
     }
     launched(d, "head_tv");
+}
+
+void run_head_tv(struct stream *s, const struct head_tv *h, const void *target, const void *draft, const void *w,
+                 const float *weight, float *alpha, float *loss, void *dx, void *workspace)
+{
+    const auto run = head_in_bf16(h->type, h->width) ? head_tv_bf16 : head_tv_fp32;
+
+    count_head_tv(s, h, dx != nullptr);
+    run(device_of(s), h, target, draft, w, weight, alpha, loss, dx, workspace);
 }
 
 } /* namespace */

@@ -6,7 +6,8 @@ static struct head head_shape(const struct network *n, int64_t rows)
 {
     const struct model_config *c = &n->model->config.model;
 
-    return (struct head){.rows = rows, .width = c->hidden_size, .vocabulary = c->vocab_size, .type = n->model->type};
+    return (struct head){.rows = rows, .width = c->hidden_size, .vocabulary = c->vocab_size, .type = n->model->type,
+                         .gradient = GLM52_DTYPE_F32};
 }
 
 static struct head_tv tv_shape(const struct network *n, int64_t rows)
@@ -246,15 +247,17 @@ static void tap_logits(const struct network *n, const struct pass *f, const void
     tap(f, "logits", -1, GLM52_DTYPE_F32, w->shape[0], f->tap->scores);
 }
 
-/* Cross-entropy of `hidden` under the view's labels: *sum += weighted losses; with gradients dx, and dw unless NULL. */
-static void cross_entropy(const struct network *n, const struct pass *f, const void *hidden, void *dx, float *dw, double *sum)
+/* Cross-entropy of `hidden` under the view's labels: *sum += weighted losses; hit unless NULL; with gradients dx, and dw
+ * unless NULL. */
+static void cross_entropy(const struct network *n, const struct pass *f, const void *hidden, float *hit, void *dx, float *dw,
+                          double *sum)
 {
     struct head h = head_shape(n, f->rows);
     float *loss = at(f, n->loss);
     void *workspace = at(f, n->head_workspace);
 
-    f->ops->head_loss(f->stream, &h, hidden, n->model->parameters.head->value, f->in->label, f->in->weight, loss, dx, dw,
-                      workspace);
+    f->ops->head_loss(f->stream, &h, hidden, n->model->parameters.head->value, f->in->label, f->in->weight, loss, hit,
+                      dx, dw, workspace);
     f->ops->sum(f->stream, f->rows, loss, f->in->weight, sum, workspace);
     tap(f, "ce_rows", -1, GLM52_DTYPE_F32, 1, loss);
     tap_logits(n, f, hidden);
@@ -263,11 +266,9 @@ static void cross_entropy(const struct network *n, const struct pass *f, const v
 /* Which drafts a greedy reader would have accepted, alone and after all before them. */
 static void count_accepted(const struct network *n, const struct pass *f, int d)
 {
-    struct head h = head_shape(n, f->rows);
     float *hit = at(f, n->hit), *so_far = at(f, n->alpha);
     void *workspace = at(f, n->head_workspace);
 
-    f->ops->head_hit(f->stream, &h, mtp_out(&n->mtp, f, d), n->model->parameters.head->value, f->in->label, hit, workspace);
     f->ops->sum(f->stream, f->rows, hit, NULL, n->sum + n->sums.accepted + d, workspace);
     if (d)
         f->ops->multiply(f->stream, f->rows, hit, so_far);
@@ -285,8 +286,8 @@ static void mtp_cross_entropy(struct network *n, struct pass *f, const struct in
         f->in = &in[d];
         f->depth = d;
         label(f, "mtp.head");
-        cross_entropy(n, f, mtp_out(&n->mtp, f, d), backward ? mtp_dout(&n->mtp, f, d) : NULL, backward ? dw : NULL,
-                      n->sum + n->sums.mtp + d);
+        cross_entropy(n, f, mtp_out(&n->mtp, f, d), at(f, n->hit), backward ? mtp_dout(&n->mtp, f, d) : NULL,
+                      backward ? dw : NULL, n->sum + n->sums.mtp + d);
         count_accepted(n, f, d);
     }
     f->in = trunk;
@@ -322,7 +323,8 @@ static void run_heads(struct network *n, struct pass *f, const struct input *in,
     float *dw = n->model->parameters.head->gradient;
 
     label(f, "head");
-    cross_entropy(n, f, at(f, n->final), backward ? at(f, n->dx) : NULL, backward ? dw : NULL, n->sum + n->sums.ce);
+    cross_entropy(n, f, at(f, n->final), NULL, backward ? at(f, n->dx) : NULL, backward ? dw : NULL,
+                  n->sum + n->sums.ce);
     if (!n->mtp.depths) return;
     if (n->model->config.mtp.loss == MTP_LOSS_TV)
         mtp_total_variation(n, f, in + 1, backward);

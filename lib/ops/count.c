@@ -333,22 +333,14 @@ struct counted count_swiglu_backward(struct stream *s, const struct swiglu *g, i
 /* ---- loss ---- */
 
 /* gradients: none, of the rows, or of rows and weights. */
-struct counted count_head_loss(struct stream *s, const struct head *h, int gradients)
+struct counted count_head_loss(struct stream *s, const struct head *h, int hits, int gradients)
 {
     double rows = (double)h->rows, width = (double)h->width, vocabulary = (double)h->vocabulary;
-    double bytes = size(h->type) * width * (rows + vocabulary) + 2 * WORD * rows;
+    double bytes = size(h->type) * width * (rows + vocabulary) + (hits ? 3 : 2) * WORD * rows;
 
     if (gradients) bytes += size(h->type) * rows * width + WORD * rows;
-    if (gradients > 1) bytes += 2 * WORD * vocabulary * width;
+    if (gradients > 1) bytes += 2 * size(h->gradient) * vocabulary * width;
     return count(s, "head_loss", 2 * rows * width * vocabulary * (1 + gradients), bytes);
-}
-
-struct counted count_head_hit(struct stream *s, const struct head *h)
-{
-    double rows = (double)h->rows, width = (double)h->width, vocabulary = (double)h->vocabulary;
-
-    return count(s, "head_hit", 2 * rows * width * vocabulary,
-                 size(h->type) * width * (rows + vocabulary) + 2 * WORD * rows);
 }
 
 /* Trunk and drafts forward, drafts backward; rows of the trunk that two chunks need count once. */

@@ -147,7 +147,7 @@ struct route_auxiliary {
 
 struct head {
     int64_t rows, width, vocabulary;
-    glm52_dtype type;
+    glm52_dtype type, gradient; /* of x, w and dx; of dw */
 };
 
 /* End-to-end total variation of `depths` drafts against the trunk (training.md 3.4). */
@@ -341,20 +341,19 @@ struct ops {
                             const int32_t *source, const void *dact, void *dgate_up, float *dweight);
 
     /* ---- loss ---- */
-    /* Fused head and cross-entropy in chunks of rows: loss[t] = logsumexp(x[t] W^T) - (x[t] W^T)[label[t]], 0 where
-     * label[t] < 0. If dx is not NULL: gradient of sum_t weight[t] * loss[t]; dx overwritten, dw [vocabulary,width]
-     * fp32 added to (NULL: not wanted). weight counts as 0 where label < 0. */
+    /* Fused head and cross-entropy in chunks of rows: loss[t] = logsumexp(x[t] W^T) - (x[t] W^T)[label[t]]; hit[t] (NULL: not
+     * wanted) = 1 where the largest logit of row t (the first, if several) is label[t], else 0. Both 0 where label[t] < 0.
+     * If dx is not NULL: gradient of sum_t weight[t] * loss[t]; dx overwritten, dw [vocabulary,width] added to in its own
+     * type, if that is bf16 with one rounding to nearest for each chunk (NULL: not wanted). weight counts as 0 where
+     * label < 0. With x in bf16 the logits may be rounded to bf16, but that of the label is not, and sums are fp32. */
     size_t (*head_loss_bytes)(struct stream *s, const struct head *h);
     void (*head_loss)(struct stream *s, const struct head *h, const void *x, const void *w, const int32_t *label,
-                      const float *weight, float *loss, void *dx, float *dw, void *workspace);
-    /* hit[t] = 1 where the largest logit of row t (the first, if several) is label[t], else 0; 0 where label < 0. Chunked like
-     * head_loss, with its workspace. */
-    void (*head_hit)(struct stream *s, const struct head *h, const void *x, const void *w, const int32_t *label,
-                     float *hit, void *workspace);
+                      const float *weight, float *loss, float *hit, void *dx, void *dw, void *workspace);
     /* target [rows,width] trunk hidden states, draft [depths,rows,width]. alpha[d,t] = sum_v min(p, q), p = softmax of the
      * trunk at row t + d + 1, q = softmax of draft d at row t; loss[t] = 1 - mean over prefixes of the product of alphas.
      * Rows with weight[t] = 0 have no complete chain: alpha and loss 0, their trunk rows are not read. dx [depths,rows,
-     * width] overwritten: gradient of sum_t weight[t] * loss[t] through the drafts alone; NULL: not wanted. */
+     * width] overwritten: gradient of sum_t weight[t] * loss[t] through the drafts alone; NULL: not wanted. With states in
+     * bf16 the logits may be rounded to bf16; sums are fp32. */
     size_t (*head_tv_bytes)(struct stream *s, const struct head_tv *h);
     void (*head_tv)(struct stream *s, const struct head_tv *h, const void *target, const void *draft, const void *w,
                     const float *weight, float *alpha, float *loss, void *dx, void *workspace);

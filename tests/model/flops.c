@@ -210,9 +210,8 @@ static void expect(const int32_t *lengths, double fwd[FLOP_ITEMS], double total[
     /* Over selected keys the attention's backward leaves the teacher behind; with a frozen trunk it runs for that. */
     fwd[FLOP_INDEXER_TEACHER_QK] = 0;
     total[FLOP_INDEXER_TEACHER_QK] = kind == INDEXER_LOSS_SPARSE && !all ? 2 * heads * (3 * key + 2 * value) * v.support : 0;
-    /* TV: the target is part of the drafts' head. CE: acceptance is looked at in another projection per depth. Detached
-     * heads have no gradient of their weights. */
-    double extra = tv ? (double)exact[FLOP_TV_TARGET_LOGITS].forward : depths * head;
+    /* TV: the target is part of the drafts' head. Detached heads have no gradient of their weights. */
+    double extra = tv ? (double)exact[FLOP_TV_TARGET_LOGITS].forward : 0;
     fwd[FLOP_LOGITS] += extra;
     total[FLOP_LOGITS] += extra - (all && config.mtp.detach_heads ? depths * head : 0);
     fwd[FLOP_TV_TARGET_LOGITS] = total[FLOP_TV_TARGET_LOGITS] = 0;

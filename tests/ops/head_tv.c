@@ -263,7 +263,7 @@ CASE(head_tv, "no more memory than head_loss takes")
     for (int i = 0; i < 3; i++)
         for (int32_t depths = 1; depths < 8; depths++) {
             struct head_tv tv = {rows[i], 512, vocabulary[i], depths, F32};
-            struct head plain = {rows[i], 512, vocabulary[i], F32};
+            struct head plain = {rows[i], 512, vocabulary[i], F32, F32};
 
             /* 4 KB: the shares of q, which are not as wide as the vocabulary */
             ck_assert_uint_le(ops->head_tv_bytes(device, &tv), ops->head_loss_bytes(device, &plain) + 4096);

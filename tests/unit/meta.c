@@ -78,7 +78,7 @@ static void some_work(struct stream *s, char *zeros)
 {
     struct gemm gemm = {.m = 2, .n = 3, .k = 4, .lda = 4, .ldb = 3, .ldc = 3, .batch = 5, .stride_a = 8, .stride_b = 12,
                         .stride_c = 6, .a_type = GLM52_DTYPE_BF16, .b_type = GLM52_DTYPE_F32, .c_type = GLM52_DTYPE_F32};
-    struct head head = {ROWS, WIDTH, TOKENS, GLM52_DTYPE_F32};
+    struct head head = {ROWS, WIDTH, TOKENS, GLM52_DTYPE_F32, GLM52_DTYPE_F32};
     struct swiglu swiglu = {ROWS, WIDTH, GLM52_DTYPE_BF16};
     void *a[PIECES];
 
@@ -89,7 +89,7 @@ static void some_work(struct stream *s, char *zeros)
     s->label = "second";
     s->ops->gemm(s, &gemm, a[0], a[1], a[2]);
     s->ops->swiglu_forward(s, &swiglu, a[0], NULL, NULL, a[2]);
-    s->ops->head_loss(s, &head, a[0], a[1], a[2], (float *)a[3], (float *)a[4], a[5], (float *)a[6], a[7]);
+    s->ops->head_loss(s, &head, a[0], a[1], a[2], (float *)a[3], (float *)a[4], NULL, a[5], a[6], a[7]);
     s->ops->zero(s, a[0], 64);
 }
 
@@ -200,7 +200,7 @@ END_TEST
 
 START_TEST(workspaces_are_those_of_the_cpu)
 {
-    struct head head = {1000, 64, 8192, GLM52_DTYPE_F32};
+    struct head head = {1000, 64, 8192, GLM52_DTYPE_F32, GLM52_DTYPE_F32};
     struct norm norm = {.rows = 1000, .width = 64, .x_stride = 64, .y_stride = 64, .type = GLM52_DTYPE_F32};
     struct dispatch dispatch = {.rows = 1000, .width = 64, .k = 4, .experts = 16, .type = GLM52_DTYPE_F32};
 

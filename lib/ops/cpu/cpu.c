@@ -139,7 +139,6 @@ static const struct ops cpu_ops = {
     .swiglu_backward = cpu_swiglu_backward,
     .head_loss_bytes = cpu_head_loss_bytes,
     .head_loss = cpu_head_loss,
-    .head_hit = cpu_head_hit,
     .head_tv_bytes = cpu_head_tv_bytes,
     .head_tv = cpu_head_tv,
     .add = cpu_add,

@@ -124,9 +124,7 @@ void cpu_swiglu_backward(struct stream *s, const struct swiglu *g, const void *g
                          const int32_t *source, const void *dact, void *dgate_up, float *dweight);
 size_t cpu_head_loss_bytes(struct stream *s, const struct head *h);
 void cpu_head_loss(struct stream *s, const struct head *h, const void *x, const void *w, const int32_t *label,
-                   const float *weight, float *loss, void *dx, float *dw, void *workspace);
-void cpu_head_hit(struct stream *s, const struct head *h, const void *x, const void *w, const int32_t *label, float *hit,
-                  void *workspace);
+                   const float *weight, float *loss, float *hit, void *dx, void *dw, void *workspace);
 size_t cpu_head_tv_bytes(struct stream *s, const struct head_tv *h);
 void cpu_head_tv(struct stream *s, const struct head_tv *h, const void *target, const void *draft, const void *w,
                  const float *weight, float *alpha, float *loss, void *dx, void *workspace);

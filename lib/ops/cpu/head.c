@@ -1,4 +1,4 @@
-/* Output head fused with cross-entropy (model.md 2.7), and with the search for its largest logit: the logits of a chunk
+/* Output head fused with cross-entropy (model.md 2.7), and with the search for the largest logit: the logits of a chunk
  * of rows exist, never those of all rows, and become their own gradient in place. */
 #include <math.h>
 
@@ -40,44 +40,6 @@ static float row_loss(float *logits, int64_t vocabulary, int32_t label, const fl
     return logf(sum) + (most - chosen);
 }
 
-/* Of `rows` rows of x. */
-static struct gemm to_logits(const struct head *h, int64_t rows)
-{
-    return (struct gemm){.m = rows, .n = h->vocabulary, .k = h->width, .lda = h->width, .ldb = h->width,
-                         .ldc = h->vocabulary, .batch = 1, .transpose_b = 1, .a_type = h->type, .b_type = h->type,
-                         .c_type = GLM52_DTYPE_F32};
-}
-
-void cpu_head_loss(struct stream *s, const struct head *h, const void *x, const void *w, const int32_t *label,
-                   const float *weight, float *loss, void *dx, float *dw, void *workspace)
-{
-    struct counted call = count_head_loss(s, h, (dx != NULL) + (dw != NULL));
-    int64_t step = head_chunk_rows(h), size = (int64_t)dtype_size(h->type), width = h->width, vocabulary = h->vocabulary;
-    float *logits = workspace;
-
-    for (int64_t first = 0; first < h->rows; first += step) {
-        int64_t rows = least(step, h->rows - first);
-        const void *x_rows = (const char *)x + first * width * size;
-        struct gemm forward = to_logits(h, rows);
-        struct gemm to_x = {.m = rows, .n = width, .k = vocabulary, .lda = vocabulary, .ldb = width, .ldc = width,
-                            .batch = 1, .a_type = GLM52_DTYPE_F32, .b_type = h->type, .c_type = h->type};
-        struct gemm to_w = {.m = vocabulary, .n = width, .k = rows, .lda = vocabulary, .ldb = width, .ldc = width,
-                            .batch = 1, .transpose_a = 1, .add = 1, .a_type = GLM52_DTYPE_F32, .b_type = h->type,
-                            .c_type = GLM52_DTYPE_F32};
-
-        gemm_run(s, &forward, x_rows, w, logits);
-#pragma omp parallel for schedule(static) num_threads(cpu_team(s, (double)rows * (double)vocabulary * 8))
-        for (int64_t row = 0; row < rows; row++)
-            loss[first + row] = row_loss(logits + row * vocabulary, vocabulary, label[first + row],
-                                         dx ? &weight[first + row] : NULL);
-        if (dx) {
-            gemm_run(s, &to_x, logits, w, (char *)dx + first * width * size);
-            if (dw) gemm_run(s, &to_w, logits, x_rows, dw);
-        }
-    }
-    count_end(call);
-}
-
 /* Whether the first of the largest logits is the label's. */
 static float row_hit(const float *logits, int64_t vocabulary, int32_t label)
 {
@@ -90,21 +52,44 @@ static float row_hit(const float *logits, int64_t vocabulary, int32_t label)
     return first == label && logits[first] == most;
 }
 
-void cpu_head_hit(struct stream *s, const struct head *h, const void *x, const void *w, const int32_t *label,
-                  float *hit, void *workspace)
+/* Of `rows` rows of x. */
+static struct gemm to_logits(const struct head *h, int64_t rows)
 {
-    struct counted call = count_head_hit(s, h);
-    int64_t step = head_chunk_rows(h), size = (int64_t)dtype_size(h->type), vocabulary = h->vocabulary;
+    return (struct gemm){.m = rows, .n = h->vocabulary, .k = h->width, .lda = h->width, .ldb = h->width,
+                         .ldc = h->vocabulary, .batch = 1, .transpose_b = 1, .a_type = h->type, .b_type = h->type,
+                         .c_type = GLM52_DTYPE_F32};
+}
+
+void cpu_head_loss(struct stream *s, const struct head *h, const void *x, const void *w, const int32_t *label,
+                   const float *weight, float *loss, float *hit, void *dx, void *dw, void *workspace)
+{
+    struct counted call = count_head_loss(s, h, hit != NULL, (dx != NULL) + (dw != NULL));
+    int64_t step = head_chunk_rows(h), size = (int64_t)dtype_size(h->type), width = h->width, vocabulary = h->vocabulary;
     float *logits = workspace;
 
     for (int64_t first = 0; first < h->rows; first += step) {
         int64_t rows = least(step, h->rows - first);
+        const void *x_rows = (const char *)x + first * width * size;
         struct gemm forward = to_logits(h, rows);
+        struct gemm to_x = {.m = rows, .n = width, .k = vocabulary, .lda = vocabulary, .ldb = width, .ldc = width,
+                            .batch = 1, .a_type = GLM52_DTYPE_F32, .b_type = h->type, .c_type = h->type};
+        struct gemm to_w = {.m = vocabulary, .n = width, .k = rows, .lda = vocabulary, .ldb = width, .ldc = width,
+                            .batch = 1, .transpose_a = 1, .add = 1, .a_type = GLM52_DTYPE_F32, .b_type = h->type,
+                            .c_type = h->gradient};
 
-        gemm_run(s, &forward, (const char *)x + first * h->width * size, w, logits);
-#pragma omp parallel for schedule(static) num_threads(cpu_team(s, (double)rows * (double)vocabulary))
-        for (int64_t row = 0; row < rows; row++)
-            hit[first + row] = row_hit(logits + row * vocabulary, vocabulary, label[first + row]);
+        gemm_run(s, &forward, x_rows, w, logits);
+#pragma omp parallel for schedule(static) num_threads(cpu_team(s, (double)rows * (double)vocabulary * 8))
+        for (int64_t row = 0; row < rows; row++) {
+            float *logit = logits + row * vocabulary;
+            int32_t mine = label[first + row];
+
+            if (hit) hit[first + row] = row_hit(logit, vocabulary, mine);
+            loss[first + row] = row_loss(logit, vocabulary, mine, dx ? &weight[first + row] : NULL);
+        }
+        if (dx) {
+            gemm_run(s, &to_x, logits, w, (char *)dx + first * width * size);
+            if (dw) gemm_run(s, &to_w, logits, x_rows, dw);
+        }
     }
     count_end(call);
 }

@@ -17,7 +17,7 @@ struct chunk {
 
 static struct chunk chunk_of(const struct head_tv *h, void *workspace)
 {
-    struct head plain = {h->rows, h->width, h->vocabulary, h->type};
+    struct head plain = {.rows = h->rows, .width = h->width, .vocabulary = h->vocabulary, .type = h->type};
     int64_t logits = h->vocabulary * (int64_t)sizeof(float), state = h->width * (int64_t)dtype_size(h->type);
     int64_t rows = (head_chunk_rows(&plain) - (h->depths - 1)) * logits / ((h->depths + 1) * logits + h->depths * state);
     struct chunk c = {.rows = least(rows > 1 ? rows : 1, h->rows)};

@@ -298,15 +298,9 @@ static void meta_swiglu_backward(struct stream *s, const struct swiglu *g, const
 /* ---- loss, arithmetic, update ---- */
 
 static void meta_head_loss(struct stream *s, const struct head *h, const void *x, const void *w, const int32_t *label,
-                           const float *weight, float *loss, void *dx, float *dw, void *workspace)
+                           const float *weight, float *loss, float *hit, void *dx, void *dw, void *workspace)
 {
-    count_head_loss(s, h, (dx != NULL) + (dw != NULL));
-}
-
-static void meta_head_hit(struct stream *s, const struct head *h, const void *x, const void *w, const int32_t *label,
-                          float *hit, void *workspace)
-{
-    count_head_hit(s, h);
+    count_head_loss(s, h, hit != NULL, (dx != NULL) + (dw != NULL));
 }
 
 static void meta_head_tv(struct stream *s, const struct head_tv *h, const void *target, const void *draft, const void *w,
@@ -412,7 +406,6 @@ static const struct ops meta_ops = {
     .swiglu_backward = meta_swiglu_backward,
     .head_loss_bytes = cpu_head_loss_bytes,
     .head_loss = meta_head_loss,
-    .head_hit = meta_head_hit,
     .head_tv_bytes = cpu_head_tv_bytes,
     .head_tv = meta_head_tv,
     .add = meta_add,
