@@ -84,8 +84,8 @@ bool choose_algorithm(cuda_device *d, product_plan *p)
     int found = 0;
 
     cublasLtMatmulPreferenceInit(&preference);
-    cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &SCRATCH_BYTES,
-                                         sizeof SCRATCH_BYTES);
+    cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &PRODUCT_BYTES,
+                                         sizeof PRODUCT_BYTES);
     cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes);
     for (int i = 0; i < 4; i++) cublasLtMatmulPreferenceSetAttribute(&preference, which[i], &align[i], sizeof align[i]);
     if (cublasLtMatmulAlgoGetHeuristic(d->blas, &p->operation, &p->left, &p->right, &p->result, &p->result, &preference, 1,
@@ -149,6 +149,10 @@ void matmul(cuda_device *d, const struct gemm *g, const void *a, const void *b, 
         matmul_plain(d, g, a, b, alpha, beta, from, c);
         return;
     }
+    if (mixed_serves(g)) {
+        matmul_mixed(d, g, a, b, alpha, beta, from, c);
+        return;
+    }
     memset(&key, 0, sizeof key);
     key.shape = *g;
     key.shape.scale = 0;
@@ -165,7 +169,7 @@ void matmul(cuda_device *d, const struct gemm *g, const void *a, const void *b, 
         return;
     }
     if (cublasLtMatmul(d->blas, &p->operation, &alpha, b, &p->left, a, &p->right, &beta, from, &p->result, c, &p->result,
-                       &p->algorithm, d->scratch, SCRATCH_BYTES, d->stream) != CUBLAS_STATUS_SUCCESS)
+                       &p->algorithm, d->scratch, PRODUCT_BYTES, d->stream) != CUBLAS_STATUS_SUCCESS)
         record_error(d, cudaErrorUnknown, "cublasLtMatmul");
     launched(d, "gemm");
 }

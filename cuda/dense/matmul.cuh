@@ -17,6 +17,14 @@ static inline void matmul(cuda_device *d, const struct gemm *g, const void *a, c
     matmul(d, g, a, b, g->scale == 0 ? 1.0f : g->scale, g->add ? 1.0f : 0.0f, c, c);
 }
 
+/* The scratch is cuBLASLt's in its first half and that of products of two types in its second. */
+constexpr size_t PRODUCT_BYTES = SCRATCH_BYTES / 2, MIXED_BYTES = SCRATCH_BYTES - PRODUCT_BYTES;
+
+/* fp32 times bf16 on tensor cores, where that serves. */
+bool mixed_serves(const struct gemm *g);
+void matmul_mixed(cuda_device *d, const struct gemm *g, const void *a, const void *b, float alpha, float beta, const void *from,
+                  void *c);
+
 /* The same as the first by own kernels, which take any shape and mixed types. */
 void matmul_plain(cuda_device *d, const struct gemm *g, const void *a, const void *b, float alpha, float beta,
                   const void *from, void *c);

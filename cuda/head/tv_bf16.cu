@@ -14,14 +14,14 @@ struct chunk {
 
 size_t layout(const struct head_tv *h, void *base, chunk *c)
 {
-    const int64_t depths = h->depths, most = (head_most_rows(h->vocabulary) - (depths - 1)) / (depths + 1);
+    const int64_t depths = h->depths, of_loss = head_equal_rows(h->rows, head_most_rows(h->vocabulary));
+    const int64_t most = std::max<int64_t>((of_loss - (depths - 1)) / (depths + 1), 1);
     size_t used = 0;
 
     *c = {};
     if (h->rows == 0) return 0;
     c->pitch = head_pitch(h->vocabulary);
-    c->rows = most < HEAD_TILE ? std::min(std::max<int64_t>(most, 1), h->rows)
-                               : head_equal_rows(h->rows, most / HEAD_TILE * HEAD_TILE);
+    c->rows = most < HEAD_TILE ? most : head_equal_rows(h->rows, most / HEAD_TILE * HEAD_TILE);
     c->trunk_rows = std::min(c->rows + depths - 1, h->rows - 1);
     c->trunk = carve<bf16>(base, &used, c->trunk_rows * c->pitch);
     c->draft = carve<bf16>(base, &used, depths * c->rows * c->pitch);

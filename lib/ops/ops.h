@@ -39,7 +39,8 @@ struct stream {
 };
 
 /* c[m,n] (+)= a[m,k] b[k,n], `batch` times with the given strides (elements). a is stored [k,m] if transpose_a,
- * b is stored [n,k] if transpose_b. fp32 accumulation. batch = 1 ignores the strides. */
+ * b is stored [n,k] if transpose_b. fp32 accumulation. batch = 1 ignores the strides. An fp32 operand beside a bf16 one may
+ * count as bf16 where c is bf16, and as the sum of two bf16 numbers, which lose 2^-18 of it, where c is fp32. */
 struct gemm {
     int64_t m, n, k, lda, ldb, ldc;
     int64_t batch, stride_a, stride_b, stride_c;
