@@ -327,3 +327,33 @@ BENCH(head_tv, "with gradient, 7 depths, 2048 x 512 to 8192")
                      workspace->at);
     bench_rate(2.0 * 2048 * 512 * 8192 * 15, 0);
 }
+
+/* Logits of about -3 to 3, so that no probability is 0, as with gradients of zeros products would run faster. */
+static void bench_full(int64_t rows, int32_t depths)
+{
+    enum { WIDTH = 6144, VOCABULARY = 154880 };
+    struct head_tv h = {rows, WIDTH, VOCABULARY, depths, BF16};
+    struct array *target = array_zero(BF16, rows * WIDTH), *draft = array_zero(BF16, depths * rows * WIDTH);
+    struct array *w = array_random(BF16, (int64_t)VOCABULARY * WIDTH), *weight = array_random(F32, rows);
+    struct array *alpha = array_output(F32, depths * rows), *loss = array_output(F32, rows);
+    struct array *dx = array_random(BF16, draft->count);
+    struct array *workspace = array_random(BF16, (int64_t)ops->head_tv_bytes(device, &h) / 2);
+
+    for (int64_t i = 0; i < draft->count; i++) draft->value[i] = (double)((i * 2654435761 >> 7) % 4093 - 2046) / 65536;
+    for (int64_t i = 0; i < target->count; i++) target->value[i] = (double)((i * 2654435761 >> 9) % 4091 - 2045) / 65536;
+    array_push(draft);
+    array_push(target);
+    BENCH_LOOP
+        ops->head_tv(device, &h, target->at, draft->at, w->at, weight->at, alpha->at, loss->at, dx->at, workspace->at);
+    bench_counted();
+}
+
+BENCH_FULL(head_tv, "8192 x 6144 to 154880, one depth", "")
+{
+    bench_full(8192, 1);
+}
+
+BENCH_FULL(head_tv, "4096 x 6144 to 154880, 3 depths", "")
+{
+    bench_full(4096, 3);
+}
