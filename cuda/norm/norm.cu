@@ -1,13 +1,14 @@
-/* RMSNorm and LayerNorm with their backward (model.md 2, 2.3): a block a row, statistics in fp32.
+/* RMSNorm and LayerNorm with their backward (model.md 2, 2.3), statistics in fp32. Here: a block a row, any type and width;
+ * held.cuh has bf16 rows that fit in registers.
  *
  * Gradients of gain and bias are sums over rows: each of at most BLOCKS blocks sums its rows in order, then the blocks are
  * added in order. How many blocks there are depends on the number of rows alone. */
-#include "device/element.cuh"
+#include "norm/held.cuh"
 
 namespace {
 
 constexpr int THREADS = 256;
-constexpr int BLOCKS = 512;        /* that share the rows of a backward */
+constexpr int BLOCKS = 264;         /* that share the rows of a backward: two for each of a Hopper's multiprocessors */
 constexpr size_t SHARED = 96 << 10; /* bytes of sums that a block keeps on chip: two blocks fit a multiprocessor */
 
 int64_t block_count(int64_t rows)
@@ -75,13 +76,18 @@ template <bool LAYER>
 void forward(cuda_device *d, const struct norm *n, const void *x, const void *gain, const void *bias, void *y,
              float *statistics)
 {
+    const bool by_pieces = wide(n, x, gain, LAYER ? bias : x, y);
+
     if (n->rows == 0) return;
-    with_type_and_width(n->type, wide(n, x, gain, LAYER ? bias : x, y), [&](auto element, auto width) {
-        using T = decltype(element);
-        constexpr int V = decltype(width)::value;
-        forward_kernel<T, V, LAYER><<<(unsigned)n->rows, THREADS, 0, d->stream>>>(
-            *n, (const T *)x, (const T *)gain, (const T *)bias, (T *)y, statistics);
-    });
+    if (by_pieces && held::fits(n))
+        held::forward<LAYER>(d, n, (const bf16 *)x, (const bf16 *)gain, (const bf16 *)bias, (bf16 *)y, statistics);
+    else
+        with_type_and_width(n->type, by_pieces, [&](auto element, auto width) {
+            using T = decltype(element);
+            constexpr int V = decltype(width)::value;
+            forward_kernel<T, V, LAYER><<<(unsigned)n->rows, THREADS, 0, d->stream>>>(
+                *n, (const T *)x, (const T *)gain, (const T *)bias, (T *)y, statistics);
+        });
     launched(d, LAYER ? "layernorm_forward" : "rmsnorm_forward");
 }
 
@@ -154,14 +160,25 @@ __global__ __launch_bounds__(THREADS) void backward_kernel(const struct norm n, 
     for (int64_t j = threadIdx.x; j < (LAYER ? 2 : 1) * n.width; j += THREADS) own[j] = shared[j];
 }
 
-/* to[j] += sum over blocks; blockIdx.y: gain or bias. */
-__global__ void add_blocks_kernel(int64_t blocks, int64_t width, const float *partial, float *dgain, float *dbias)
+/* to[j] += sum over blocks; blockIdx.y: gain or bias. A warp has 32 columns, and each warp of a block a share of the blocks,
+ * so that enough loads are under way; shares are added in order. */
+__global__ __launch_bounds__(THREADS) void add_blocks_kernel(int blocks, int64_t width, const float *partial, float *dgain,
+                                                             float *dbias)
 {
-    const int64_t j = blockIdx.x * (int64_t)THREADS + threadIdx.x;
+    __shared__ float share[THREADS / 32][32];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int64_t j = blockIdx.x * (int64_t)32 + lane;
     float sum = 0;
 
-    if (j >= width) return;
-    for (int64_t b = 0; b < blocks; b++) sum += partial[(2 * b + blockIdx.y) * width + j];
+    if (j < width) {
+#pragma unroll 8
+        for (int b = warp; b < blocks; b += THREADS / 32) sum += partial[(2 * (int64_t)b + blockIdx.y) * width + j];
+    }
+    share[warp][lane] = sum;
+    __syncthreads();
+    if (warp != 0 || j >= width) return;
+#pragma unroll
+    for (int w = 1; w < THREADS / 32; w++) sum += share[w][lane];
     (blockIdx.y ? dbias : dgain)[j] += sum;
 }
 
@@ -171,19 +188,23 @@ void backward(cuda_device *d, const struct norm *n, const void *x, const void *g
 {
     const unsigned blocks = (unsigned)block_count(n->rows);
     const size_t bytes = (LAYER ? 2 : 1) * (size_t)n->width * sizeof(float);
-    const bool on_chip = bytes <= SHARED;
+    const bool on_chip = bytes <= SHARED, by_pieces = wide(n, x, gain, dy, dx) && aligned16(workspace);
 
     if (n->rows == 0) return;
-    with_type_and_width(n->type, wide(n, x, gain, dy, dx) && aligned16(workspace), [&](auto element, auto width) {
-        using T = decltype(element);
-        constexpr int V = decltype(width)::value;
-        allow_shared(backward_kernel<T, V, LAYER>, on_chip ? bytes : 0);
-        backward_kernel<T, V, LAYER><<<blocks, THREADS, on_chip ? bytes : 0, d->stream>>>(
-            *n, (const T *)x, (const T *)gain, statistics, (const T *)dy, (T *)dx, (float *)workspace, on_chip);
-    });
+    if (by_pieces && held::fits(n))
+        held::backward<LAYER>(d, n, (const bf16 *)x, (const bf16 *)gain, statistics, (const bf16 *)dy, (bf16 *)dx,
+                              dgain ? (float *)workspace : nullptr, blocks);
+    else
+        with_type_and_width(n->type, by_pieces, [&](auto element, auto width) {
+            using T = decltype(element);
+            constexpr int V = decltype(width)::value;
+            allow_shared(backward_kernel<T, V, LAYER>, on_chip ? bytes : 0);
+            backward_kernel<T, V, LAYER><<<blocks, THREADS, on_chip ? bytes : 0, d->stream>>>(
+                *n, (const T *)x, (const T *)gain, statistics, (const T *)dy, (T *)dx, (float *)workspace, on_chip);
+        });
     if (dgain)
-        add_blocks_kernel<<<dim3((unsigned)divided(n->width, THREADS), LAYER ? 2 : 1), THREADS, 0, d->stream>>>(
-            blocks, n->width, (const float *)workspace, dgain, dbias);
+        add_blocks_kernel<<<dim3((unsigned)divided(n->width, 32), LAYER ? 2 : 1), THREADS, 0, d->stream>>>(
+            (int)blocks, n->width, (const float *)workspace, dgain, dbias);
     launched(d, LAYER ? "layernorm_backward" : "rmsnorm_backward");
 }
 

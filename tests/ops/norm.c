@@ -138,6 +138,9 @@ static void check_shapes(int layer)
     check_norm(layer, 37, 29, 0, F32);
     check_norm(layer, 19, 43, 5, F32);
     check_norm(layer, 17, 51, 7, BF16);
+    check_norm(layer, 13, 40, 8, BF16); /* pieces of 16 bytes, a warp a row */
+    check_norm(layer, 5, 264, 0, BF16);
+    check_norm(layer, 11, 48, 4, BF16);
     check_norm(layer, 1, 67, 0, F32);
     check_norm(layer, 3, 5, 2, F32);
     check_norm(layer, 0, 31, 0, F32);
@@ -148,9 +151,71 @@ static void check_long_rows(int layer)
     struct norm_case c = norm_case(layer, 3, 2309, 1, F32);
 
     check_forward(&c);
+    for (int i = 0; i < 4; i++) { /* a block a row, of one to four pieces a thread; more than fits */
+        c = norm_case(layer, 3, (const int64_t[]){2064, 4112, 6144, 8200}[i], 8, BF16);
+        check_forward(&c);
+    }
     c = norm_case(layer, 2, 1103, 0, BF16);
     check_forward(&c);
     check_backward(&c);
+}
+
+/* The gradients in double, by their formula; dx and the others are those before. */
+static void plain_backward(const struct norm_case *c, double *dx, double *dgain, double *dbias)
+{
+    double width = (double)c->shape.width;
+
+    for (int64_t row = 0; row < c->shape.rows; row++) {
+        const double *x = c->x->value + row * c->shape.x_stride, *dy = c->dy->value + row * c->shape.y_stride;
+        double mean, rstd, sum_g = 0, sum_gh = 0;
+
+        row_statistics(c, row, &mean, &rstd);
+        for (int64_t j = 0; j < c->shape.width; j++) {
+            double g = c->gain->value[j] * dy[j], h = (x[j] - mean) * rstd;
+
+            sum_g += c->layer ? g : 0;
+            sum_gh += g * h;
+            dgain[j] += dy[j] * h;
+            dbias[j] += dy[j];
+        }
+        for (int64_t j = 0; j < c->shape.width; j++)
+            dx[row * c->shape.x_stride + j] +=
+                rstd * (c->gain->value[j] * dy[j] - sum_g / width - (x[j] - mean) * rstd * sum_gh / width);
+    }
+}
+
+/* Shapes too large for differences: many rows of every number of pieces, dx added to and not. */
+static void check_wide_backward(int layer, int64_t rows, int64_t width, int32_t add)
+{
+    struct norm_case c = norm_case(layer, rows, width, 16, BF16);
+    struct array *y = array_output(BF16, c.dy->count), *dgain = array_normal(F32, width, 1);
+    struct array *dx = add ? array_normal(BF16, c.x->count, 1) : array_output(BF16, c.x->count);
+    struct array *dbias = array_normal(F32, width, 1);
+    double *want = doubles(c.x->count), *want_gain = doubles(width), *want_bias = doubles(width);
+
+    c.shape.add = add;
+    for (int64_t i = 0; i < c.x->count; i++)
+        want[i] = add ? dx->value[i] : i % c.shape.x_stride < width ? 0 : (double)NAN;
+    memcpy(want_gain, dgain->value, (size_t)width * sizeof(double));
+    memcpy(want_bias, dbias->value, (size_t)width * sizeof(double));
+    plain_backward(&c, want, want_gain, want_bias);
+    c.shape.add = 0;
+    forward(&c, y);
+    c.shape.add = add;
+    backward(&c, dx, dgain, dbias);
+    check_close(dx, want, tolerance(BF16, width));
+    check_close(dgain, want_gain, tolerance(F32, rows + width));
+    if (layer) check_close(dbias, want_bias, tolerance(F32, rows));
+}
+
+static void check_wide(int layer)
+{
+    check_wide_backward(layer, 2300, 128, 0);
+    check_wide_backward(layer, 5, 1032, 1);
+    check_wide_backward(layer, 1100, 2048, 0);
+    check_wide_backward(layer, 3, 4112, 1);
+    check_wide_backward(layer, 1400, 6144, 1);
+    check_wide_backward(layer, 2, 8192, 0);
 }
 
 /* More rows than one block of them has, and the same bits for 1, 2 and 3 threads. */
@@ -184,6 +249,16 @@ CASE(rmsnorm, "odd shapes, gaps, bf16, no rows")
 CASE(rmsnorm, "rows longer than a chunk")
 {
     check_long_rows(0);
+}
+
+CASE(rmsnorm, "backward, wide rows and many")
+{
+    check_wide(0);
+}
+
+CASE(layernorm, "backward, wide rows and many")
+{
+    check_wide(1);
 }
 
 CASE(rmsnorm, "backward in place of dy, without the gradient of the gain")
