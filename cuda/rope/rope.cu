@@ -1,9 +1,13 @@
-/* Rotary position (model.md 2, "RoPE tables"), and one row for all heads and back. */
+/* Rotary position (model.md 2, "RoPE tables"), and one row for all heads and back. Where rows are pieces of 8 bf16 columns at
+ * 16-byte addresses, a block is a grid of pieces, heads and rows (`tiling`); elsewhere a thread has a pair or a column. */
+#include <initializer_list>
+
 #include "device/element.cuh"
 
 namespace {
 
 constexpr int THREADS = 256;
+constexpr unsigned MOST_ROWS = 64; /* of a block: what its third dimension may be */
 
 __global__ void table_kernel(int64_t rows, int32_t half, const int32_t *position, const float *inverse_frequency,
                              float *table)
@@ -11,8 +15,7 @@ __global__ void table_kernel(int64_t rows, int32_t half, const int32_t *position
     for (int64_t i = blockIdx.x * (int64_t)THREADS + threadIdx.x; i < rows * half; i += (int64_t)gridDim.x * THREADS) {
         const float angle = __fmul_rn((float)position[i / half], inverse_frequency[i % half]);
 
-        table[2 * i] = cosf(angle);
-        table[2 * i + 1] = sinf(angle);
+        sincosf(angle, &table[2 * i + 1], &table[2 * i]);
     }
 }
 
@@ -27,6 +30,113 @@ void rope_table(struct stream *s, int64_t rows, int32_t half, const int32_t *pos
                                                                                  table);
     launched(d, "rope_table");
 }
+
+/* ---- pieces ---- */
+
+bool in_pieces(glm52_dtype type, std::initializer_list<int64_t> strides, std::initializer_list<const void *> addresses)
+{
+    bool good = type == GLM52_DTYPE_BF16;
+
+    for (int64_t stride : strides) good = good && stride % WIDE == 0;
+    for (const void *address : addresses) good = good && aligned16(address);
+    return good;
+}
+
+/* A block of x = pieces of a head, y = heads at once, z = rows; all powers of two but x. */
+bool tiling(int64_t rows, int64_t columns, int32_t heads, dim3 *grid, dim3 *block)
+{
+    const int64_t pieces = columns / WIDE;
+    unsigned y = 1, z = 1;
+
+    if (columns % WIDE != 0 || pieces > THREADS / 8) return false;
+    while (y < (unsigned)heads && pieces * y * 2 <= THREADS) y *= 2;
+    while (pieces * y * z * 2 <= THREADS && z < MOST_ROWS) z *= 2;
+    *block = dim3((unsigned)pieces, y, z);
+    *grid = dim3((unsigned)divided(rows, z));
+    return true;
+}
+
+typedef several<bf16, WIDE> piece;
+
+/* Rotates four pairs of a piece by table [4,2]. */
+__device__ __forceinline__ void rotate_piece(const struct rope &r, const float (&table)[WIDE], const piece &x, bf16 *at)
+{
+    float out[WIDE];
+
+#pragma unroll
+    for (int i = 0; i < WIDE; i += 2) {
+        const float a = get(x.at[i]), b = get(x.at[i + 1]), turned = r.inverse ? -table[i + 1] : table[i + 1];
+
+        out[i] = a * table[i] - b * turned;
+        out[i + 1] = b * table[i] + a * turned;
+    }
+    store(at, out, r.add);
+}
+
+/* Two heads at a time, to have both under way. */
+__global__ __launch_bounds__(THREADS) void rope_pieces_kernel(const struct rope r, const float *table, const bf16 *x, bf16 *y)
+{
+    const int64_t row = blockIdx.x * (int64_t)blockDim.z + threadIdx.z, column = threadIdx.x * WIDE;
+    const int step = blockDim.y;
+    float turn[WIDE];
+
+    if (row >= r.rows) return;
+    x += row * r.x_row + column;
+    y += row * r.y_row + column;
+    load(table + row * r.half * 2 + column, turn);
+    for (int head = threadIdx.y; head < r.heads; head += 2 * step) {
+        const int other = head + step;
+        const piece first = *(const piece *)(x + head * r.x_head);
+        piece second = {};
+
+        if (other < r.heads) second = *(const piece *)(x + other * r.x_head);
+        rotate_piece(r, turn, first, y + head * r.y_head);
+        if (other < r.heads) rotate_piece(r, turn, second, y + other * r.y_head);
+    }
+}
+
+__global__ __launch_bounds__(THREADS) void spread_pieces_kernel(const struct spread r, const bf16 *x, bf16 *y)
+{
+    const int64_t row = blockIdx.x * (int64_t)blockDim.z + threadIdx.z, column = threadIdx.x * WIDE;
+
+    if (row >= r.rows) return;
+    const piece all = *(const piece *)(x + row * r.x_row + column);
+    for (int head = threadIdx.y; head < r.heads; head += blockDim.y)
+        *(piece *)(y + row * r.y_row + head * r.y_head + column) = all;
+}
+
+/* Each y of a block sums its heads in order; then the y are added in order, on chip. */
+__global__ __launch_bounds__(THREADS) void sum_pieces_kernel(const struct spread r, const bf16 *y, float *x)
+{
+    constexpr int AT_ONCE = 4;
+    __shared__ float part[THREADS][WIDE + 1];
+    const int64_t row = blockIdx.x * (int64_t)blockDim.z + threadIdx.z, column = threadIdx.x * WIDE;
+    const int step = blockDim.y, me = threadIdx.x + blockDim.x * (threadIdx.y + step * threadIdx.z);
+    float sum[WIDE] = {};
+
+    for (int first = threadIdx.y; row < r.rows && first < r.heads; first += AT_ONCE * step) {
+        piece at_once[AT_ONCE] = {};
+
+#pragma unroll
+        for (int q = 0; q < AT_ONCE; q++)
+            if (first + q * step < r.heads)
+                at_once[q] = *(const piece *)(y + row * r.y_row + (first + q * step) * r.y_head + column);
+#pragma unroll
+        for (int q = 0; q < AT_ONCE; q++)
+#pragma unroll
+            for (int i = 0; i < WIDE; i++) sum[i] += get(at_once[q].at[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < WIDE; i++) part[me][i] = sum[i];
+    __syncthreads();
+    if (row >= r.rows || threadIdx.y != 0) return;
+    for (int q = 1; q < step; q++)
+#pragma unroll
+        for (int i = 0; i < WIDE; i++) sum[i] += part[me + q * blockDim.x][i];
+    store(x + row * r.x_row + column, sum);
+}
+
+/* ---- any type and shape ---- */
 
 /* A thread a pair. */
 template <class T>
@@ -51,13 +161,18 @@ void rotate(struct stream *s, const struct rope *r, const float *table, const vo
 {
     cuda_device *d = device_of(s);
     const int64_t count = r->rows * r->heads * r->half;
+    dim3 grid, block;
 
     count_rope(s, r);
     if (count == 0) return;
-    with_type(r->type, [&](auto element) {
-        using T = decltype(element);
-        rope_kernel<T><<<blocks_for(d, count, THREADS), THREADS, 0, d->stream>>>(*r, table, (const T *)x, (T *)y);
-    });
+    if (in_pieces(r->type, {r->x_row, r->x_head, r->y_row, r->y_head}, {x, y, table}) &&
+        tiling(r->rows, 2 * r->half, r->heads, &grid, &block))
+        rope_pieces_kernel<<<grid, block, 0, d->stream>>>(*r, table, (const bf16 *)x, (bf16 *)y);
+    else
+        with_type(r->type, [&](auto element) {
+            using T = decltype(element);
+            rope_kernel<T><<<blocks_for(d, count, THREADS), THREADS, 0, d->stream>>>(*r, table, (const T *)x, (T *)y);
+        });
     launched(d, "rope");
 }
 
@@ -77,13 +192,17 @@ void spread_heads(struct stream *s, const struct spread *r, const void *x, void 
 {
     cuda_device *d = device_of(s);
     const int64_t count = r->rows * r->heads * r->width;
+    dim3 grid, block;
 
     count_spread_heads(s, r);
     if (count == 0) return;
-    with_type(r->type, [&](auto element) {
-        using T = decltype(element);
-        spread_kernel<T><<<blocks_for(d, count, THREADS), THREADS, 0, d->stream>>>(*r, (const T *)x, (T *)y);
-    });
+    if (in_pieces(r->type, {r->x_row, r->y_row, r->y_head}, {x, y}) && tiling(r->rows, r->width, r->heads, &grid, &block))
+        spread_pieces_kernel<<<grid, block, 0, d->stream>>>(*r, (const bf16 *)x, (bf16 *)y);
+    else
+        with_type(r->type, [&](auto element) {
+            using T = decltype(element);
+            spread_kernel<T><<<blocks_for(d, count, THREADS), THREADS, 0, d->stream>>>(*r, (const T *)x, (T *)y);
+        });
     launched(d, "spread_heads");
 }
 
@@ -103,13 +222,17 @@ __global__ void sum_kernel(const struct spread r, const T *y, float *x)
 void sum_heads(struct stream *s, const struct spread *r, const void *y, float *x)
 {
     cuda_device *d = device_of(s);
+    dim3 grid, block;
 
     count_sum_heads(s, r);
     if (r->rows * r->width == 0) return;
-    with_type(r->type, [&](auto element) {
-        using T = decltype(element);
-        sum_kernel<T><<<blocks_for(d, r->rows * r->width, THREADS), THREADS, 0, d->stream>>>(*r, (const T *)y, x);
-    });
+    if (in_pieces(r->type, {r->x_row, r->y_row, r->y_head}, {x, y}) && tiling(r->rows, r->width, r->heads, &grid, &block))
+        sum_pieces_kernel<<<grid, block, 0, d->stream>>>(*r, (const bf16 *)y, x);
+    else
+        with_type(r->type, [&](auto element) {
+            using T = decltype(element);
+            sum_kernel<T><<<blocks_for(d, r->rows * r->width, THREADS), THREADS, 0, d->stream>>>(*r, (const T *)y, x);
+        });
     launched(d, "sum_heads");
 }
 

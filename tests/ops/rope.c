@@ -94,9 +94,55 @@ CASE(rope, "forward, inverse, added to, with gaps")
     check_rope(2, 3, 600, 1, F32);
 }
 
-CASE(rope, "bf16")
+CASE(rope, "bf16, in pieces of 16 bytes and not")
 {
     check_rope(17, 3, 5, 2, BF16);
+    check_rope(19, 5, 4, 8, BF16);
+    check_rope(9, 64, 32, 0, BF16);
+    check_rope(67, 1, 32, 16, BF16);
+    check_rope(5, 3, 12, 24, BF16);
+    check_rope(5, 3, 12, 4, BF16);
+    check_rope(3, 2, 200, 8, BF16);
+}
+
+/* Heads one after the other at a column of wider rows; a sum in fp32. */
+static void check_heads(int64_t rows, int32_t heads, int64_t width, int64_t gap, glm52_dtype type)
+{
+    struct spread r = {.rows = rows, .heads = heads, .width = width, .x_row = width + gap, .y_row = heads * (width + gap) + gap,
+                       .y_head = width + gap, .type = type};
+    struct array *x = array_normal(type, rows * r.x_row, 1), *y = array_output(type, rows * r.y_row);
+    struct array *from = array_normal(type, rows * r.y_row, 1), *sum = array_output(F32, rows * r.x_row);
+    double *want = doubles(y->count), *want_sum = doubles(sum->count);
+
+    for (int64_t i = 0; i < y->count; i++) want[i] = (double)NAN;
+    for (int64_t i = 0; i < sum->count; i++) want_sum[i] = i % r.x_row < width ? 0 : (double)NAN;
+    for (int64_t t = 0; t < rows; t++)
+        for (int64_t h = 0; h < heads; h++)
+            for (int64_t j = 0; j < width; j++) {
+                int64_t at = t * r.y_row + h * r.y_head + j;
+
+                want[at] = x->value[t * r.x_row + j];
+                want_sum[t * r.x_row + j] += from->value[at];
+            }
+    ops->spread_heads(device, &r, x->at, y->at);
+    check_exact(y, want);
+    for (int threads = 1; threads <= 3; threads++) {
+        device_threads(threads);
+        ops->sum_heads(device, &r, from->at, sum->at);
+        check_same(sum);
+    }
+    check_close(sum, want_sum, tolerance(F32, heads));
+}
+
+CASE(spread_heads, "and back as a sum; odd shapes, pieces of 16 bytes, gaps, no rows")
+{
+    check_heads(17, 3, 5, 0, F32);
+    check_heads(7, 5, 9, 3, BF16);
+    check_heads(11, 64, 64, 192, BF16);
+    check_heads(19, 7, 16, 8, BF16);
+    check_heads(3, 2, 400, 8, BF16);
+    check_heads(5, 1, 8, 0, BF16);
+    check_heads(0, 3, 8, 0, BF16);
 }
 
 CASE(rope, "in place, and back again")
