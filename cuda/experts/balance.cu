@@ -1,16 +1,16 @@
 /* Auxiliary losses of the router (training.md 5), in the device's scratch: first what each row has for itself, then the sums
- * per sequence and expert, each by one warp that meets its rows in order, then the gradient of each row. */
+ * per sequence and expert, over parts of the rows in order, then the gradient of each row. */
 #include "experts/route.cuh"
 
 namespace {
 
 constexpr int THREADS = 256, WARPS = THREADS / 32;
+constexpr int PARTS = 256; /* of all sequences: a block sums the rows of one, in order */
 
-/* Of a row: 1 / sum of sigmoids, logsumexp and the sum of exponentials under it, and the last of its k best. */
+/* Of a row: 1 / sum of sigmoids, logsumexp and the sum of exponentials under it. */
 struct row_state {
     double inverse, z;
     float largest, total;
-    candidate last;
 };
 
 struct arguments {
@@ -19,47 +19,96 @@ struct arguments {
     const int32_t *sequence;
     float *dlogits;
     double *loss, *running;
-    row_state *row;         /* [rows] */
-    double *share, *count;  /* [sequences at a time, experts] */
-    double *part;           /* [sequences at a time]: their losses */
-    int32_t first, end;     /* sequences of this round */
+    row_state *row;            /* [rows] */
+    unsigned *chosen;          /* [rows, experts / 32]: a bit an expert */
+    double *share, *count;     /* [sequences at a time, experts] */
+    double *share_of_part;     /* [sequences at a time, parts, experts] */
+    int32_t *count_of_part;
+    double *part;              /* [sequences at a time]: their losses */
+    int32_t first, end, parts; /* sequences of this round; parts of each */
 };
 
-__global__ void rows_kernel(const arguments x)
+template <int EACH>
+__global__ __launch_bounds__(THREADS) void rows_kernel(const arguments x)
 {
     const int64_t t = blockIdx.x * (int64_t)WARPS + threadIdx.x / 32;
-    const int lane = threadIdx.x % 32, experts = x.a.experts;
+    const int lane = threadIdx.x % 32, experts = x.a.experts, words = (experts + 31) / 32;
 
     if (t >= x.a.rows) return;
     const float *logit = x.logits + t * experts;
-    candidate best = {INFINITY, -1};
+    unsigned key[EACH], taken[(EACH + 31) / 32] = {};
     double sum = 0, total = 0;
     float most = -INFINITY;
 
-    for (int32_t j = 0; x.a.coefficient != 0 && j < x.a.k; j++) best = next_best(logit, nullptr, experts, best);
-    for (int e = lane; e < experts; e += 32) {
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int e = i * 32 + lane;
+
+        key[i] = 0;
+        if (e >= experts) continue;
+        key[i] = choice_key(logit[e], 0);
         sum += (double)sigmoid(logit[e]);
         most = fmaxf(most, logit[e]);
+    }
+    if (x.a.coefficient != 0) take_best(key, x.a.k, taken);
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const unsigned word = __ballot_sync(~0u, taken[i / 32] >> i % 32 & 1);
+        if (lane == 0 && i < words) x.chosen[t * words + i] = word;
     }
     sum = warp_reduce(sum, plus());
     most = warp_reduce(most, larger());
     for (int e = lane; e < experts; e += 32) total += (double)expf(logit[e] - most);
     total = warp_reduce(total, plus());
-    if (lane == 0) x.row[t] = {1 / (sum + (double)ROUTE_SUM_FLOOR), log(total) + (double)most, most, (float)total, best};
+    if (lane == 0) x.row[t] = {1 / (sum + (double)ROUTE_SUM_FLOOR), log(total) + (double)most, most, (float)total};
 }
 
-/* A warp takes 32 experts of one sequence. */
-__global__ void sums_kernel(const arguments x)
+/* A thread an expert of one part of a sequence: blockIdx.y the sequence, blockIdx.z the part. */
+__global__ __launch_bounds__(THREADS) void parts_kernel(const arguments x)
 {
-    const int32_t n = x.first + blockIdx.y, e = (blockIdx.x * WARPS + threadIdx.x / 32) * 32 + threadIdx.x % 32;
-    double share = 0, count = 0;
+    const int32_t n = x.first + blockIdx.y, e = blockIdx.x * THREADS + threadIdx.x, words = (x.a.experts + 31) / 32;
+    const int64_t begin = x.sequence[n], rows = max(x.sequence[n + 1] - x.sequence[n], 0);
+    const int64_t first = begin + rows * blockIdx.z / x.parts, end = begin + rows * (blockIdx.z + 1) / x.parts;
+    double share = 0;
+    int32_t count = 0;
 
     if (e >= x.a.experts) return;
-    for (int64_t t = x.sequence[n]; t < x.sequence[n + 1]; t++) {
-        const candidate mine = {choice_score(x.logits + t * x.a.experts, nullptr, e), e};
-
+#pragma unroll 4
+    for (int64_t t = first; t < end; t++) {
         share += (double)sigmoid(x.logits[t * x.a.experts + e]) * x.row[t].inverse;
-        count += !better(x.row[t].last, mine);
+        count += x.chosen[t * words + e / 32] >> e % 32 & 1;
+    }
+    const int64_t at = ((int64_t)blockIdx.y * x.parts + blockIdx.z) * x.a.experts + e;
+    x.share_of_part[at] = share;
+    x.count_of_part[at] = count;
+}
+
+/* The parts of a sequence, blockIdx.y; a warp has 32 experts' columns, and each warp a share of the parts. */
+__global__ __launch_bounds__(THREADS) void sums_kernel(const arguments x)
+{
+    __shared__ double shares[WARPS][32];
+    __shared__ int32_t counts[WARPS][32];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, e = blockIdx.x * 32 + lane;
+    double share = 0;
+    int32_t count = 0;
+
+    if (e < x.a.experts) {
+#pragma unroll 8
+        for (int p = warp; p < x.parts; p += WARPS) {
+            const int64_t at = ((int64_t)blockIdx.y * x.parts + p) * x.a.experts + e;
+
+            share += x.share_of_part[at];
+            count += x.count_of_part[at];
+        }
+    }
+    shares[warp][lane] = share;
+    counts[warp][lane] = count;
+    __syncthreads();
+    if (warp != 0 || e >= x.a.experts) return;
+#pragma unroll
+    for (int w = 1; w < WARPS; w++) {
+        share += shares[w][lane];
+        count += counts[w][lane];
     }
     x.share[(int64_t)blockIdx.y * x.a.experts + e] = share;
     x.count[(int64_t)blockIdx.y * x.a.experts + e] = count;
@@ -155,11 +204,12 @@ __global__ void add_losses_kernel(int32_t count, const double *part, double *los
 void run_round(cuda_device *d, const arguments &x)
 {
     const unsigned sequences = (unsigned)(x.end - x.first);
-    const unsigned experts = (unsigned)divided(x.a.experts, THREADS);
+    const unsigned experts = (unsigned)divided(x.a.experts, THREADS), warps = (unsigned)divided(x.a.experts, 32);
     const unsigned per_sequence = (unsigned)std::max<int64_t>(1, std::min<int64_t>(
         divided(x.a.rows, WARPS), d->multiprocessors * 8 / sequences));
 
-    sums_kernel<<<dim3(experts, sequences), THREADS, 0, d->stream>>>(x);
+    parts_kernel<<<dim3(experts, sequences, (unsigned)x.parts), THREADS, 0, d->stream>>>(x);
+    sums_kernel<<<dim3(warps, sequences), THREADS, 0, d->stream>>>(x);
     if (x.running) running_kernel<<<(unsigned)divided(x.a.experts + 1, THREADS), THREADS, 0, d->stream>>>(x);
     losses_kernel<<<sequences, THREADS, 0, d->stream>>>(x);
     gradients_kernel<<<dim3(per_sequence, sequences), THREADS, 0, d->stream>>>(x);
@@ -174,13 +224,16 @@ void route_auxiliary_losses(struct stream *s, const struct route_auxiliary *a, c
     constexpr int64_t MOST = 32768; /* sequences at a time: a grid's second dimension ends at 65535 */
     cuda_device *d = device_of(s);
     arguments x = {*a, logits, sequence, dlogits, loss, running};
-    size_t used = 0;
+    size_t used = 0, each;
     int64_t fit;
 
     count_route_auxiliary(s, a);
     if (a->rows == 0 || a->sequences == 0) return;
+    x.parts = (int32_t)std::max<int64_t>(1, std::min<int64_t>(PARTS / a->sequences, divided(a->rows, WARPS)));
     x.row = carve<row_state>(d->scratch, &used, a->rows);
-    fit = used + 4096 > SCRATCH_BYTES ? 0 : (int64_t)((SCRATCH_BYTES - used - 4096) / ((2 * a->experts + 1) * sizeof(double)));
+    x.chosen = carve<unsigned>(d->scratch, &used, a->rows * divided(a->experts, 32));
+    each = (size_t)a->experts * (2 * sizeof(double) + (size_t)x.parts * (sizeof(double) + sizeof(int32_t))) + sizeof(double);
+    fit = used + 4096 > SCRATCH_BYTES ? 0 : (int64_t)((SCRATCH_BYTES - used - 4096) / each);
     fit = std::min(std::min<int64_t>(fit, MOST), (int64_t)a->sequences);
     if (fit == 0) {
         record_error(d, cudaErrorInvalidValue, "route_auxiliary: more rows than the scratch has room for");
@@ -188,8 +241,12 @@ void route_auxiliary_losses(struct stream *s, const struct route_auxiliary *a, c
     }
     x.share = carve<double>(d->scratch, &used, fit * a->experts);
     x.count = carve<double>(d->scratch, &used, fit * a->experts);
+    x.share_of_part = carve<double>(d->scratch, &used, fit * x.parts * a->experts);
+    x.count_of_part = carve<int32_t>(d->scratch, &used, fit * x.parts * a->experts);
     x.part = carve<double>(d->scratch, &used, fit);
-    rows_kernel<<<(unsigned)divided(a->rows, WARPS), THREADS, 0, d->stream>>>(x);
+    with_each(a->experts, [&](auto most) {
+        rows_kernel<decltype(most)::value><<<(unsigned)divided(a->rows, WARPS), THREADS, 0, d->stream>>>(x);
+    });
     for (x.first = 0; x.first < a->sequences; x.first = x.end) {
         x.end = (int32_t)std::min<int64_t>(x.first + fit, a->sequences);
         run_round(d, x);

@@ -1,41 +1,48 @@
 /* Sigmoid router (model.md 2.6), a warp a row: the correction bias takes part in the choice alone, the weights are the chosen
  * sigmoids, normalised and scaled. */
+#include "device/sort.cuh"
 #include "experts/route.cuh"
 
 namespace {
 
 constexpr int THREADS = 256, ROWS = THREADS / 32;
 
-__device__ void sort_ascending(int32_t *value, int n)
-{
-    for (int i = 1; i < n; i++) {
-        const int32_t x = value[i];
-        int j = i;
-
-        for (; j > 0 && value[j - 1] > x; j--) value[j] = value[j - 1];
-        value[j] = x;
-    }
-}
-
-__global__ void forward_kernel(const struct route r, const float *logits, const float *bias, int32_t *chosen, float *weight)
+template <int EACH>
+__global__ __launch_bounds__(THREADS) void forward_kernel(const struct route r, const float *logits, const float *bias,
+                                                          int32_t *chosen, float *weight)
 {
     const int64_t t = blockIdx.x * (int64_t)ROWS + threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
+    unsigned key[EACH], taken[(EACH + 31) / 32] = {};
+    int before = 0;
+    float sum = 0;
 
     if (t >= r.rows) return;
     const float *logit = logits + t * r.experts;
-    int32_t *expert = chosen + t * r.k;
-    float *w = weight + t * r.k, sum = 0;
-    candidate best = {INFINITY, -1};
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int e = i * 32 + lane, turn = (int)(t * r.k % r.experts);
 
-    for (int32_t j = 0; j < r.k; j++) {
-        if (!r.forced) best = next_best(logit, bias, r.experts, best);
-        if (lane == 0) expert[j] = r.forced ? (int32_t)((t * r.k + j) % r.experts) : best.expert;
+        key[i] = e < r.experts ? choice_key(logit[e], bias[e]) : 0;
+        if (r.forced && e < r.experts && (e - turn + r.experts) % r.experts < r.k) taken[i / 32] |= 1u << i % 32;
     }
-    if (lane != 0) return;
-    sort_ascending(expert, r.k);
-    for (int32_t j = 0; j < r.k; j++) sum += w[j] = sigmoid(logit[expert[j]]);
-    for (int32_t j = 0; j < r.k; j++) w[j] *= r.normalize ? r.scale / (sum + ROUTE_SUM_FLOOR) : r.scale;
+    if (!r.forced) take_best(key, r.k, taken);
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+        if (taken[i / 32] >> i % 32 & 1) sum += sigmoid(logit[i * 32 + lane]);
+    sum = warp_reduce(sum, plus());
+    const float factor = r.normalize ? r.scale / (sum + ROUTE_SUM_FLOOR) : r.scale;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const bool mine = taken[i / 32] >> i % 32 & 1;
+        const unsigned all = __ballot_sync(~0u, mine);
+        const int64_t at = t * r.k + before + __popc(all & ((1u << lane) - 1));
+
+        before += __popc(all);
+        if (!mine) continue;
+        chosen[at] = i * 32 + lane;
+        weight[at] = sigmoid(logit[i * 32 + lane]) * factor;
+    }
 }
 
 void route_forward(struct stream *s, const struct route *r, const float *logits, const float *bias, int32_t *chosen,
@@ -45,12 +52,16 @@ void route_forward(struct stream *s, const struct route *r, const float *logits,
 
     count_route_forward(s, r);
     if (r->rows == 0) return;
-    forward_kernel<<<(unsigned)divided(r->rows, ROWS), THREADS, 0, d->stream>>>(*r, logits, bias, chosen, weight);
+    with_each(r->experts, [&](auto each) {
+        forward_kernel<decltype(each)::value>
+            <<<(unsigned)divided(r->rows, ROWS), THREADS, 0, d->stream>>>(*r, logits, bias, chosen, weight);
+    });
     launched(d, "route_forward");
 }
 
 /* With S = sum of the chosen sigmoids, weight_j = scale s_j / S; so
- *     ds_j = scale (dweight_j - sum_i dweight_i s_i / S) / S. */
+ *     ds_j = scale (dweight_j - sum_i dweight_i s_i / S) / S.
+ * Lane j has assignments j, j + 32, ... */
 __global__ void backward_kernel(const struct route r, const float *logits, const int32_t *chosen, const float *dweight,
                                 float *dlogits)
 {
@@ -63,17 +74,18 @@ __global__ void backward_kernel(const struct route r, const float *logits, const
     float *dlogit = dlogits + t * r.experts, sum = 0, mean = 0, factor = r.scale;
 
     for (int32_t e = lane; e < r.experts; e += 32) dlogit[e] = 0;
-    __syncwarp();
     if (r.normalize) {
-        for (int32_t j = 0; j < r.k; j++) {
+        for (int32_t j = lane; j < r.k; j += 32) {
             const float sigma = sigmoid(logit[expert[j]]);
 
             sum += sigma;
             mean += dw[j] * sigma;
         }
-        mean /= sum + ROUTE_SUM_FLOOR;
-        factor /= sum + ROUTE_SUM_FLOOR;
+        sum = warp_reduce(sum, plus()) + ROUTE_SUM_FLOOR;
+        mean = warp_reduce(mean, plus()) / sum;
+        factor /= sum;
     }
+    __syncwarp();
     for (int32_t j = lane; j < r.k; j += 32)
         dlogit[expert[j]] = factor * (dw[j] - mean) * sigmoid_slope(logit[expert[j]]);
 }
@@ -117,59 +129,95 @@ void count_experts_of_rows(struct stream *s, const struct route *r, const int32_
     launched(d, "count_experts");
 }
 
-/* Whether assignment j of an expert comes before assignment i when places are given away. */
-__device__ bool comes_before(const float *weight, int64_t j, int64_t i, bool by_weight)
-{
-    const float other = fabsf(weight[j]), own = fabsf(weight[i]);
+/* ---- capacity ---- */
 
-    return by_weight ? other > own || (other == own && j < i) : j < i;
+struct by_expert {
+    const int32_t *chosen;
+    int32_t *source;
+
+    __device__ int bin(int64_t i) const { return chosen[i]; }
+    __device__ void put(int64_t i, int slot) const { source[slot] = (int32_t)i; }
+};
+
+/* A weight as a whole number of the order in which places are given away. */
+__device__ __forceinline__ unsigned rank_of(float weight) { return __float_as_uint(fabsf(weight)); }
+
+/* The rank at which `places` of the list are full, by the bytes of ranks from the highest down; *left: places for those of
+ * exactly this rank. */
+__device__ unsigned last_rank(const int32_t *list, int count, int places, const float *weight, int *left)
+{
+    __shared__ int bins[256], found[2];
+    unsigned rank = 0;
+
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        int all;
+
+        for (int b = threadIdx.x; b < 256; b += THREADS) bins[b] = 0;
+        __syncthreads();
+        for (int i = threadIdx.x; i < count; i += THREADS) {
+            const unsigned own = rank_of(weight[list[i]]);
+            if (shift == 24 || (own ^ rank) >> (shift + 8) == 0) atomicAdd(&bins[own >> shift & 255], 1);
+        }
+        __syncthreads();
+        const int here = bins[255 - threadIdx.x], above = block_before<THREADS>(here, &all);
+        if (above < places && places <= above + here) {
+            found[0] = 255 - threadIdx.x;
+            found[1] = places - above;
+        }
+        __syncthreads();
+        rank |= (unsigned)found[0] << shift;
+        places = found[1];
+        __syncthreads();
+    }
+    *left = places;
+    return rank;
 }
 
-/* A block an expert. Weights without a place are marked by their sign first: those behind must still see how large they
- * were. */
-__global__ __launch_bounds__(THREADS) void capacity_kernel(const struct route r, int64_t capacity, bool by_weight,
-                                                           const int32_t *chosen, float *weight, double *dropped)
+/* A block an expert, its assignments in order of rows. */
+__global__ __launch_bounds__(THREADS) void capacity_kernel(const int32_t *offsets, const int32_t *source, int64_t capacity,
+                                                           bool by_weight, float *weight, double *dropped)
 {
-    __shared__ unsigned mask[ROWS];
-    const int32_t expert = blockIdx.x;
-    const int64_t count = r.rows * r.k;
-    int all = 0, lost = 0;
+    static_assert(THREADS == 256, "a thread a bin");
+    const int32_t *list = source + offsets[blockIdx.x];
+    const int count = offsets[blockIdx.x + 1] - offsets[blockIdx.x];
+    int left = 0, equal_before = 0;
 
-    for (int64_t i = threadIdx.x; i < count; i += THREADS) all += chosen[i] == expert;
-    if (block_sum<THREADS>(all) <= capacity) return;
-    for (int64_t first = 0; first < count; first += THREADS) {
-        const int64_t mine = first + threadIdx.x;
-        const unsigned here = __ballot_sync(~0u, mine < count && chosen[mine] == expert);
-
-        __syncthreads();
-        if (threadIdx.x % 32 == 0) mask[threadIdx.x / 32] = here;
-        __syncthreads();
-        for (int w = 0; w < ROWS; w++)
-            for (unsigned left = mask[w]; left; left &= left - 1) {
-                const int64_t i = first + w * 32 + __ffs(left) - 1;
-                int before = 0;
-
-                for (int64_t j = threadIdx.x; j < count; j += THREADS)
-                    before += chosen[j] == expert && comes_before(weight, j, i, by_weight);
-                if (block_sum<THREADS>(before) < capacity) continue;
-                if (threadIdx.x == 0) weight[i] = -weight[i];
-                lost++;
-            }
+    if (count <= capacity) return;
+    if (dropped && threadIdx.x == 0) atomicAdd(dropped, (double)(count - capacity));
+    if (!by_weight || capacity == 0) {
+        for (int i = (int)capacity + threadIdx.x; i < count; i += THREADS) weight[list[i]] = 0;
+        return;
     }
-    __syncthreads();
-    for (int64_t i = threadIdx.x; i < count; i += THREADS)
-        if (chosen[i] == expert && signbit(weight[i])) weight[i] = 0;
-    if (dropped && threadIdx.x == 0) atomicAdd(dropped, (double)lost);
+    const unsigned last = last_rank(list, count, (int)capacity, weight, &left);
+    for (int first = 0; first < count; first += THREADS) {
+        const int i = first + threadIdx.x;
+        const unsigned own = i < count ? rank_of(weight[list[i]]) : ~0u;
+        int all;
+        const int before = equal_before + block_before<THREADS>(own == last, &all);
+
+        if (own < last || (own == last && before >= left)) weight[list[i]] = 0;
+        equal_before += all;
+    }
 }
 
 void limit_capacity(struct stream *s, const struct route *r, int64_t capacity, int32_t by_weight, const int32_t *chosen,
                     float *weight, double *dropped)
 {
     cuda_device *d = device_of(s);
+    const int64_t count = r->rows * r->k;
+    size_t used = 0;
 
     count_limit_capacity(s, r);
     if (r->rows == 0) return;
-    capacity_kernel<<<(unsigned)r->experts, THREADS, 0, d->stream>>>(*r, capacity, by_weight != 0, chosen, weight, dropped);
+    int32_t *counts = carve<int32_t>(d->scratch, &used, (int64_t)(sort_bytes(count, r->experts) / sizeof(int32_t)));
+    int32_t *offsets = carve<int32_t>(d->scratch, &used, r->experts + 1), *source = carve<int32_t>(d->scratch, &used, count);
+    if (used > SCRATCH_BYTES) {
+        record_error(d, cudaErrorInvalidValue, "limit_capacity: more assignments than the scratch has room for");
+        return;
+    }
+    counting_sort(d, count, r->experts, by_expert{chosen, source}, counts, offsets);
+    capacity_kernel<<<(unsigned)r->experts, THREADS, 0, d->stream>>>(offsets, source, capacity, by_weight != 0, weight,
+                                                                     dropped);
     launched(d, "limit_capacity");
 }
 

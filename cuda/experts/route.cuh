@@ -18,41 +18,58 @@ __device__ __forceinline__ float sigmoid_slope(float x)
     return e / ((1.0f + e) * (1.0f + e));
 }
 
-/* In order of choice: score descending, then expert ascending. */
-struct candidate {
-    float score;
-    int32_t expert;
-};
-
-__device__ __forceinline__ bool better(candidate a, candidate b)
+/* sigmoid + bias as the choice sees it, as a whole number of the same order; what is not a number comes last, and 0 after it,
+ * which stands for none. */
+__device__ __forceinline__ unsigned choice_key(float logit, float bias)
 {
-    return a.score > b.score || (a.score == b.score && a.expert < b.expert);
+    const float x = sigmoid(logit) + bias;
+    const unsigned bits = __float_as_uint(isnan(x) ? -INFINITY : x);
+
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-/* sigmoid + bias (NULL: none) as the choice sees it; what is not a number comes last. */
-__device__ __forceinline__ float choice_score(const float *logit, const float *bias, int32_t e)
+/* A warp has the experts of a row: expert 32 i + lane is number i of a lane. Takes the k with the largest keys, the lower one of
+ * equals; bit i % 32 of taken[i / 32] says that number i was. Keys of the taken become 0. */
+template <int EACH>
+__device__ __forceinline__ void take_best(unsigned (&key)[EACH], int32_t k, unsigned (&taken)[(EACH + 31) / 32])
 {
-    const float x = sigmoid(logit[e]) + (bias ? bias[e] : 0.0f);
+    const int lane = threadIdx.x % 32;
 
-    return isnan(x) ? -INFINITY : x;
+    for (int32_t j = 0; j < k; j++) {
+        unsigned best = 0;
+        int number = EACH;
+
+#pragma unroll
+        for (int i = EACH - 1; i >= 0; i--)
+            if (key[i] >= best) {
+                best = key[i];
+                number = i;
+            }
+        const unsigned most = __reduce_max_sync(~0u, best);
+        const unsigned expert = __reduce_min_sync(~0u, best == most ? number * 32 + lane : ~0u);
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+            if (expert == (unsigned)(i * 32 + lane)) {
+                key[i] = 0;
+                taken[i / 32] |= 1u << i % 32;
+            }
+    }
 }
 
-/* The best of a row that comes after `last`, for a whole warp; begin with {INFINITY, -1}. */
-__device__ __forceinline__ candidate next_best(const float *logit, const float *bias, int32_t experts, candidate last)
+/* Calls f with std::integral_constant of how many experts a lane has. */
+template <class F>
+static inline void with_each(int32_t experts, F f)
 {
-    candidate best = {-INFINITY, INT32_MAX};
-
-    for (int32_t e = threadIdx.x % 32; e < experts; e += 32) {
-        const candidate x = {choice_score(logit, bias, e), e};
-
-        if (better(last, x) && better(x, best)) best = x;
-    }
-    for (int apart = 16; apart; apart /= 2) {
-        const candidate other = {__shfl_xor_sync(~0u, best.score, apart), __shfl_xor_sync(~0u, best.expert, apart)};
-
-        if (better(other, best)) best = other;
-    }
-    return best;
+    if (experts <= 32)
+        f(std::integral_constant<int, 1>());
+    else if (experts <= 128)
+        f(std::integral_constant<int, 4>());
+    else if (experts <= 256)
+        f(std::integral_constant<int, 8>());
+    else if (experts <= 1024)
+        f(std::integral_constant<int, 32>());
+    else
+        f(std::integral_constant<int, 128>());
 }
 
 void route_auxiliary_losses(struct stream *s, const struct route_auxiliary *a, const float *logits, const int32_t *sequence,

@@ -132,6 +132,16 @@ CASE(route_auxiliary, "no rows, no sequence, every expert chosen")
     check(problem(shape_of(5, 7, 7, 1), (double[]){0, 5}));
 }
 
+CASE(route_auxiliary, "more experts than a warp has lanes, more sequences than parts")
+{
+    double sequence[301];
+
+    check(problem(shape_of(3, 70, 8, 1), (double[]){0, 3}));
+    check(problem(shape_of(2, 140, 3, 2), (double[]){0, 1, 2}));
+    for (int n = 0; n <= 300; n++) sequence[n] = n < 40 ? n : 40;
+    check(problem(shape_of(40, 3, 2, 300), sequence));
+}
+
 CASE(route_auxiliary, "either loss alone")
 {
     struct route_auxiliary shape = shape_of(13, 9, 4, 2);
@@ -202,6 +212,47 @@ CASE(limit_capacity, "by place, by weight, with ties; the others stay")
     weight = array_from(F32, 8, (double[]){1, 1, 1, 1, 1, 1, 1, 1});
     ops->limit_capacity(device, &shape, 1, 1, chosen->at, weight->at, NULL); /* equal: the first rows */
     check_exact(weight, first_rows);
+}
+
+/* Assignments by chance, weights that are often equal: each is held to the number of those that come before it. */
+static void check_capacity(int64_t rows, int32_t experts, int32_t k, int64_t capacity, int by_weight)
+{
+    struct route shape = {.rows = rows, .experts = experts, .k = k};
+    struct array *chosen = array_zero(I32, rows * k), *weight = array_zero(F32, rows * k), *dropped = array_zero(F64, 1);
+    double *want = doubles(rows * k), lost = 0;
+
+    for (int64_t i = 0; i < rows * k; i++) {
+        chosen->value[i] = (double)((draw_below(experts / k) + i % k * (experts / k)) % experts);
+        weight->value[i] = draw_below(2) ? draw_uniform() : (double)draw_below(4) / 8;
+    }
+    array_push(chosen);
+    array_push(weight);
+    for (int64_t i = 0; i < rows * k; i++) {
+        int64_t before = 0;
+
+        for (int64_t j = 0; j < rows * k; j++) {
+            double other = weight->value[j], own = weight->value[i];
+
+            if (chosen->value[j] == chosen->value[i])
+                before += by_weight ? other > own || (other == own && j < i) : j < i;
+        }
+        want[i] = before < capacity ? weight->value[i] : 0;
+        lost += before >= capacity;
+    }
+    ops->limit_capacity(device, &shape, capacity, by_weight, chosen->at, weight->at, dropped->at);
+    check_exact(weight, want);
+    check_exact(dropped, &lost);
+}
+
+CASE(limit_capacity, "many rows of few experts and of many, places for none and for all")
+{
+    for (int how = 0; how < 2; how++) {
+        check_capacity(700, 9, 3, 190, how);
+        check_capacity(120, 256, 8, 3, how);
+        check_capacity(53, 4, 2, 0, how);
+        check_capacity(53, 4, 2, 53, how);
+        check_capacity(0, 4, 2, 1, how);
+    }
 }
 
 CASE(clear_where_zero, "only there, even what is not finite")

@@ -23,7 +23,7 @@ static double sigmoid(double x)
 static void plain_choose(const struct problem *p, int64_t t, double *chosen)
 {
     const double *logit = p->logits->value + t * p->shape.experts;
-    char taken[64] = {0};
+    char taken[1100] = {0};
     int32_t n = 0;
 
     for (int32_t j = 0; j < p->shape.k; j++) {
@@ -101,6 +101,29 @@ CASE(route, "normalised weights, odd numbers")
 CASE(route, "weights as they are")
 {
     check(problem((struct route){.rows = 31, .experts = 11, .k = 3, .normalize = 0, .scale = 1.5f}));
+}
+
+CASE(route, "as many experts as GLM-5.2 has, and more than a warp takes in registers of its own")
+{
+    check(problem((struct route){.rows = 21, .experts = 256, .k = 8, .normalize = 1, .scale = 2.5f}));
+    check(problem((struct route){.rows = 5, .experts = 100, .k = 40, .normalize = 1, .scale = 2.5f}));
+    check(problem((struct route){.rows = 3, .experts = 300, .k = 8, .normalize = 0, .scale = 1}));
+    check(problem((struct route){.rows = 2, .experts = 1030, .k = 5, .normalize = 1, .scale = 1}));
+}
+
+CASE(route, "experts in turn where that is wanted, with the weights of their logits")
+{
+    struct problem p = problem((struct route){.rows = 7, .experts = 10, .k = 4, .normalize = 1, .forced = 1, .scale = 2});
+    struct array *weight = array_output(GLM52_DTYPE_F32, 7 * 4);
+    double *chosen = doubles(7 * 4), *want = doubles(7 * 4);
+
+    for (int64_t t = 0; t < 7; t++)
+        for (int64_t e = 0, n = 0; e < 10; e++)
+            if ((e - t * 4 % 10 + 10) % 10 < 4) chosen[t * 4 + n++] = (double)e;
+    plain_weights(&p, chosen, want);
+    ops->route_forward(device, &p.shape, p.logits->at, p.bias->at, p.chosen->at, weight->at);
+    check_exact(p.chosen, chosen);
+    check_close(weight, want, tolerance(GLM52_DTYPE_F32, 4));
 }
 
 CASE(route, "all experts, one expert, no rows")
