@@ -19,15 +19,25 @@ static void gradient_wide(const struct pass *f, const struct parameter *w, int64
     if (w->gradient) f->ops->gemm(f->stream, &g, dy, x, w->gradient);
 }
 
-void linear_backward_wide(const struct pass *f, const struct parameter *w, int64_t out, const void *x, const void *dy,
-                          void *dx, int add)
+static void rows_wide(const struct pass *f, const struct parameter *w, int64_t out, const void *dy, void *dx, int add)
 {
     int64_t in = w->shape[1];
     struct gemm rows = {.m = f->rows, .n = in, .k = out, .lda = out, .ldb = in, .ldc = in, .batch = 1, .add = add,
                         .a_type = w->type, .b_type = w->type, .c_type = w->type};
 
     f->ops->gemm(f->stream, &rows, dy, w->value, dx);
+}
+
+void linear_backward_wide(const struct pass *f, const struct parameter *w, int64_t out, const void *x, const void *dy,
+                          void *dx, int add)
+{
+    rows_wide(f, w, out, dy, dx, add);
     gradient_wide(f, w, out, x, dy);
+}
+
+void linear_backward_rows(const struct pass *f, const struct parameter *w, const void *dy, void *dx, int add)
+{
+    rows_wide(f, w, w->shape[0], dy, dx, add);
 }
 
 void linear_gradient(const struct pass *f, const struct parameter *w, const void *x, const void *dy)

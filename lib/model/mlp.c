@@ -6,7 +6,6 @@ void mlp_plan(struct mlp *m, struct plan *p)
     plan_save(p, &m->slots.gate_up, m->type, p->rows, 2 * m->width); /* backward redoes silu */
     uint64_t mark = plan_mark(p);
     plan_temp(p, &m->slots.act, m->type, p->rows, m->width);
-    plan_temp(p, &m->slots.dact, m->type, p->rows, m->width);
     plan_temp(p, &m->slots.dgate_up, m->type, p->rows, 2 * m->width);
     plan_release(p, mark);
 }
@@ -24,11 +23,11 @@ void mlp_forward(const struct mlp *m, const struct pass *f, const void *x, void 
 void mlp_backward(const struct mlp *m, const struct pass *b, const void *x, const void *dy, void *dx, int add)
 {
     struct swiglu g = {.rows = b->rows, .width = m->width, .type = m->type};
-    void *gate_up = at(b, m->slots.gate_up), *act = at(b, m->slots.act);
-    void *dact = at(b, m->slots.dact), *dgate_up = at(b, m->slots.dgate_up);
+    void *gate_up = at(b, m->slots.gate_up), *dgate_up = at(b, m->slots.dgate_up);
+    void *act = at(b, m->slots.act), *dact = act; /* act takes the place of its gradient */
 
-    b->ops->swiglu_forward(b->stream, &g, gate_up, NULL, NULL, act);
-    linear_backward(b, m->w->down, act, dy, dact, 0);
-    b->ops->swiglu_backward(b->stream, &g, gate_up, NULL, NULL, dact, dgate_up, NULL);
+    linear_backward_rows(b, m->w->down, dy, dact, 0);
+    b->ops->swiglu_backward(b->stream, &g, gate_up, NULL, NULL, dact, dgate_up, NULL, act);
+    linear_gradient(b, m->w->down, act, dy);
     linear_backward_wide(b, m->w->gate, 2 * m->width, x, dgate_up, dx, add);
 }

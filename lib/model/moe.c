@@ -42,7 +42,6 @@ void moe_plan(struct moe *m, struct stream *s, struct plan *p)
     plan_temp_bytes(p, &m->slots.workspace, s->ops->dispatch_sort_bytes(s, &d));
     plan_temp(p, &m->slots.wide, m->type, all, hidden);
     plan_temp(p, &m->slots.act, m->type, all, width);
-    plan_temp(p, &m->slots.dact, m->type, all, width);
     plan_temp(p, &m->slots.dgate_up, m->type, all, 2 * width);
     plan_temp(p, &m->slots.dweight, GLM52_DTYPE_F32, p->rows, c->num_experts_per_tok);
     plan_temp(p, &m->slots.dlogits, GLM52_DTYPE_F32, p->rows, c->n_routed_experts);
@@ -91,30 +90,22 @@ static void choose_experts(const struct moe *m, const struct pass *f, int layer,
     tap(f, "router_w", layer, GLM52_DTYPE_F32, r.k, weight);
 }
 
-/* act = silu(gate) * up * routing weight, of every assignment in expert order. */
-static void activate(const struct moe *m, const struct pass *f)
-{
-    struct swiglu g = {.rows = assignments(m, f->rows), .width = m->c->moe_intermediate_size, .type = m->type};
-
-    f->ops->swiglu_forward(f->stream, &g, at(f, m->slots.gate_up), at(f, m->slots.weight), at(f, m->slots.source),
-                           at(f, m->slots.act));
-}
-
 void moe_forward(const struct moe *m, const struct pass *f, int layer, const void *x, void *y)
 {
     int64_t width = m->c->moe_intermediate_size, hidden = m->c->hidden_size;
     struct dispatch d = dispatch_shape(m, f->rows, 1);
     struct grouped_gemm up = grouped(m, f->rows, 2 * width, hidden), down = grouped(m, f->rows, hidden, width);
-    const int32_t *offsets = at(f, m->slots.offsets);
-    void *wide = at(f, m->slots.wide), *gate_up = at(f, m->slots.gate_up);
+    struct swiglu g = {.rows = up.rows, .width = width, .type = m->type};
+    const int32_t *offsets = at(f, m->slots.offsets), *place = at(f, m->slots.place);
+    void *wide = at(f, m->slots.wide), *gate_up = at(f, m->slots.gate_up), *act = at(f, m->slots.act);
 
     choose_experts(m, f, layer, x);
     label(f, "moe.experts");
-    f->ops->dispatch_spread(f->stream, &d, at(f, m->slots.source), x, wide);
+    f->ops->dispatch_spread(f->stream, &d, place, x, wide);
     f->ops->grouped_gemm_forward(f->stream, &up, offsets, wide, m->w->expert0.gate->value, gate_up);
-    activate(m, f);
-    f->ops->grouped_gemm_forward(f->stream, &down, offsets, at(f, m->slots.act), m->w->expert0.down->value, wide);
-    f->ops->dispatch_collect(f->stream, &d, at(f, m->slots.place), wide, y);
+    f->ops->swiglu_forward(f->stream, &g, gate_up, at(f, m->slots.weight), at(f, m->slots.source), act);
+    f->ops->grouped_gemm_forward(f->stream, &down, offsets, act, m->w->expert0.down->value, wide);
+    f->ops->dispatch_collect(f->stream, &d, place, wide, y);
     label(f, "moe.shared");
     mlp_forward(&m->shared, f, x, y);
 }
@@ -126,23 +117,22 @@ static void experts_backward(const struct moe *m, const struct pass *b, const vo
     struct dispatch d = dispatch_shape(m, b->rows, 0);
     struct grouped_gemm up = grouped(m, b->rows, 2 * width, hidden), down = grouped(m, b->rows, hidden, width);
     struct swiglu g = {.rows = up.rows, .width = width, .type = m->type};
-    const int32_t *offsets = at(b, m->slots.offsets), *source = at(b, m->slots.source);
-    void *wide = at(b, m->slots.wide), *act = at(b, m->slots.act), *dact = at(b, m->slots.dact);
-    void *dgate_up = at(b, m->slots.dgate_up);
+    const int32_t *offsets = at(b, m->slots.offsets), *place = at(b, m->slots.place);
+    void *wide = at(b, m->slots.wide), *dgate_up = at(b, m->slots.dgate_up);
+    void *act = at(b, m->slots.act), *dact = act; /* act takes the place of its gradient */
 
     label(b, "moe.experts");
-    b->ops->dispatch_spread(b->stream, &d, source, dy, wide);
-    activate(m, b);
+    b->ops->dispatch_spread(b->stream, &d, place, dy, wide);
     b->ops->grouped_gemm_backward_rows(b->stream, &down, offsets, wide, m->w->expert0.down->value, dact);
+    b->ops->swiglu_backward(b->stream, &g, at(b, m->slots.gate_up), at(b, m->slots.weight), at(b, m->slots.source), dact,
+                            dgate_up, at(b, m->slots.dweight), act);
     if (m->w->expert0.down->gradient)
         b->ops->grouped_gemm_backward_weight(b->stream, &down, offsets, wide, act, m->w->expert0.down->gradient);
-    b->ops->swiglu_backward(b->stream, &g, at(b, m->slots.gate_up), at(b, m->slots.weight), source, dact, dgate_up,
-                            at(b, m->slots.dweight));
-    b->ops->dispatch_spread(b->stream, &d, source, x, wide);
+    b->ops->dispatch_spread(b->stream, &d, place, x, wide);
     if (m->w->expert0.gate->gradient)
         b->ops->grouped_gemm_backward_weight(b->stream, &up, offsets, dgate_up, wide, m->w->expert0.gate->gradient);
     b->ops->grouped_gemm_backward_rows(b->stream, &up, offsets, dgate_up, m->w->expert0.gate->value, wide);
-    b->ops->dispatch_collect(b->stream, &d, at(b, m->slots.place), wide, dx);
+    b->ops->dispatch_collect(b->stream, &d, place, wide, dx);
 }
 
 /* Balance and z losses act on the logits alone. Each microbatch and each pass over the weights has its share. */

@@ -113,7 +113,8 @@ static void depth_backward(const struct mtp *m, struct pass *b, int d, const voi
 {
     const struct mtp_depth *q = &m->depth[d];
     const struct model_config *c = &m->config->model;
-    struct embed e = {.rows = b->rows, .width = c->hidden_size, .vocabulary = c->vocab_size, .type = m->type};
+    struct embed e = {.rows = b->rows, .width = c->hidden_size, .vocabulary = c->vocab_size, .type = m->type,
+                      .gradient = GLM52_DTYPE_F32};
     struct norm n = half_norm(m, b->rows, 0), added = half_norm(m, b->rows, 1);
     char *djoined = at(b, m->djoined);
     void *dx = mtp_dout(m, b, d), *workspace = at(b, m->workspace);

@@ -335,7 +335,8 @@ static void run_heads(struct network *n, struct pass *f, const struct input *in,
 static void backward_layers(struct network *n, struct pass *b)
 {
     const struct model_config *c = &n->model->config.model;
-    struct embed e = {.rows = b->rows, .width = c->hidden_size, .vocabulary = c->vocab_size, .type = n->model->type};
+    struct embed e = {.rows = b->rows, .width = c->hidden_size, .vocabulary = c->vocab_size, .type = n->model->type,
+                      .gradient = GLM52_DTYPE_F32};
     struct parameter *embedding = n->model->parameters.embedding;
     void *dx = at(b, n->dx);
 

@@ -37,6 +37,8 @@ void tap(const struct pass *f, const char *name, int layer, glm52_dtype type, in
 void linear_forward(const struct pass *f, const struct parameter *w, const void *x, void *y, int add);
 /* dx[rows,in] (+)= dy[rows,out] W; dW += dy^T x. */
 void linear_backward(const struct pass *f, const struct parameter *w, const void *x, const void *dy, void *dx, int add);
+/* dx alone. */
+void linear_backward_rows(const struct pass *f, const struct parameter *w, const void *dy, void *dx, int add);
 /* dW += dy^T x alone. */
 void linear_gradient(const struct pass *f, const struct parameter *w, const void *x, const void *dy);
 /* The same for W and the `more` parameters that follow it in memory, as one matrix of `out` rows. */

@@ -156,7 +156,7 @@ struct counted count_embed_forward(struct stream *s, const struct embed *e)
 
 struct counted count_embed_backward(struct stream *s, const struct embed *e)
 {
-    return count(s, "embed_backward", 0, (double)e->rows * ((size(e->type) + 2 * WORD) * (double)e->width + WORD));
+    return count(s, "embed_backward", 0, (double)e->rows * ((size(e->type) + 2 * size(e->gradient)) * (double)e->width + WORD));
 }
 
 /* ---- selection and attention ---- */
@@ -324,10 +324,10 @@ struct counted count_swiglu_forward(struct stream *s, const struct swiglu *g, in
                  (double)g->rows * (3 * size(g->type) * (double)g->width + (weighted ? 2 * WORD : 0)));
 }
 
-struct counted count_swiglu_backward(struct stream *s, const struct swiglu *g, int weighted)
+struct counted count_swiglu_backward(struct stream *s, const struct swiglu *g, int weighted, int with_act)
 {
     return count(s, "swiglu_backward", 0,
-                 (double)g->rows * (5 * size(g->type) * (double)g->width + (weighted ? 3 * WORD : 0)));
+                 (double)g->rows * ((with_act ? 6 : 5) * size(g->type) * (double)g->width + (weighted ? 3 * WORD : 0)));
 }
 
 /* ---- loss ---- */

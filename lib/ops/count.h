@@ -56,7 +56,7 @@ struct counted count_dispatch_sort(struct stream *s, const struct dispatch *d);
 struct counted count_dispatch_spread(struct stream *s, const struct dispatch *d);
 struct counted count_dispatch_collect(struct stream *s, const struct dispatch *d);
 struct counted count_swiglu_forward(struct stream *s, const struct swiglu *g, int weighted);
-struct counted count_swiglu_backward(struct stream *s, const struct swiglu *g, int weighted);
+struct counted count_swiglu_backward(struct stream *s, const struct swiglu *g, int weighted, int with_act);
 
 struct counted count_head_loss(struct stream *s, const struct head *h, int hits, int gradients);
 struct counted count_head_tv(struct stream *s, const struct head_tv *h, int with_gradient);

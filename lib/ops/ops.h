@@ -81,7 +81,7 @@ struct spread {
 
 struct embed {
     int64_t rows, width, vocabulary;
-    glm52_dtype type;
+    glm52_dtype type, gradient; /* gradient: of the table, F32 or BF16 */
 };
 
 /* Lightning indexer (model.md 2.3): score[t,u] = sum_h weight[t,h] * relu(q[t,h] . key[u]); scales are in weight. */
@@ -234,9 +234,10 @@ struct ops {
     void (*spread_heads)(struct stream *s, const struct spread *r, const void *x, void *y);
     /* x[t] = sum over h of y[t,h], fp32. */
     void (*sum_heads)(struct stream *s, const struct spread *r, const void *y, float *x);
-    /* A negative token stands for none: its row is 0 and passes nothing back. */
+    /* A negative token stands for none: its row is 0 and passes nothing back. backward adds the sum of a token's rows, in
+     * fp32, to its row of dtable. */
     void (*embed_forward)(struct stream *s, const struct embed *e, const int32_t *token, const void *table, void *y);
-    void (*embed_backward)(struct stream *s, const struct embed *e, const int32_t *token, const void *dy, float *dtable);
+    void (*embed_backward)(struct stream *s, const struct embed *e, const int32_t *token, const void *dy, void *dtable);
 
     /* ---- selection ---- */
     /* q [rows,heads,width], key [keys,width], weight [rows,heads] fp32; row t sees keys start[t] .. end[t] - 1.
@@ -331,15 +332,16 @@ struct ops {
     size_t (*dispatch_sort_bytes)(struct stream *s, const struct dispatch *d);
     void (*dispatch_sort)(struct stream *s, const struct dispatch *d, const int32_t *chosen, int32_t *offsets,
                           int32_t *source, int32_t *place, void *workspace);
-    /* spread: y[slot] = x[source[slot] / k], y [rows*k,width]. collect: y[row] (+)= sum_j x[place[row*k+j]]. */
-    void (*dispatch_spread)(struct stream *s, const struct dispatch *d, const int32_t *source, const void *x, void *y);
+    /* spread: y[place[row*k+j]] = x[row], y [rows*k,width]. collect: y[row] (+)= sum_j x[place[row*k+j]]. */
+    void (*dispatch_spread)(struct stream *s, const struct dispatch *d, const int32_t *place, const void *x, void *y);
     void (*dispatch_collect)(struct stream *s, const struct dispatch *d, const int32_t *place, const void *x, void *y);
     /* gate_up [rows,2*width], gate columns first. act = silu(gate) * up * p, p = weight[source[row]], or 1 if weight is
-     * NULL. backward writes dgate_up and, with weight, dweight[source[row]]. */
+     * NULL. backward writes dgate_up, with weight dweight[source[row]], and act again unless it is NULL; act may be dact,
+     * and dgate_up may be gate_up. */
     void (*swiglu_forward)(struct stream *s, const struct swiglu *g, const void *gate_up, const float *weight,
                            const int32_t *source, void *act);
     void (*swiglu_backward)(struct stream *s, const struct swiglu *g, const void *gate_up, const float *weight,
-                            const int32_t *source, const void *dact, void *dgate_up, float *dweight);
+                            const int32_t *source, const void *dact, void *dgate_up, float *dweight, void *act);
 
     /* ---- loss ---- */
     /* Fused head and cross-entropy in chunks of rows: loss[t] = logsumexp(x[t] W^T) - (x[t] W^T)[label[t]]; hit[t] (NULL: not

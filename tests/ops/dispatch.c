@@ -52,6 +52,14 @@ CASE(dispatch_sort, "more assignments than a thread takes at a time")
     check_sort((struct dispatch){.rows = 2503, .k = 5, .experts = 19});
 }
 
+CASE(dispatch_sort, "at the numbers of GLM-5.2, and more experts than there are threads")
+{
+    check_sort((struct dispatch){.rows = 601, .k = 8, .experts = 256});
+    check_sort((struct dispatch){.rows = 1000, .k = 2, .experts = 1100});
+    check_sort((struct dispatch){.rows = 300, .k = 3, .experts = 2500});
+    check_sort((struct dispatch){.rows = 140000, .k = 1, .experts = 3});
+}
+
 CASE(dispatch_sort, "no rows: all offsets are 0")
 {
     check_sort((struct dispatch){.rows = 0, .k = 3, .experts = 5});
@@ -73,7 +81,7 @@ static void check_moves(struct dispatch d)
     for (int64_t i = 0; i < count; i++)
         for (int64_t c = 0; c < d.width; c++)
             want_spread[i * d.width + c] = x->value[(int64_t)source->value[i] / d.k * d.width + c];
-    ops->dispatch_spread(device, &d, source->at, x->at, spread->at);
+    ops->dispatch_spread(device, &d, place->at, x->at, spread->at);
     check_exact(spread, want_spread);
 
     for (int64_t t = 0; t < d.rows; t++)
@@ -96,9 +104,11 @@ CASE(dispatch_collect, "there and back, overwriting and adding, in both types")
         {.rows = 31, .width = 5, .k = 1, .experts = 4, .type = GLM52_DTYPE_F32},
         {.rows = 7, .width = 1031, .k = 2, .experts = 5, .type = GLM52_DTYPE_BF16},
         {.rows = 0, .width = 5, .k = 2, .experts = 4, .type = GLM52_DTYPE_F32},
+        {.rows = 5, .width = 2056, .k = 8, .experts = 16, .type = GLM52_DTYPE_BF16},
+        {.rows = 3, .width = 24, .k = 11, .experts = 21, .type = GLM52_DTYPE_BF16},
     };
 
-    for (int i = 0; i < 10; i++) {
+    for (int i = 0; i < 14; i++) {
         struct dispatch d = shape[i / 2];
 
         d.add = i % 2;
@@ -109,14 +119,14 @@ CASE(dispatch_collect, "there and back, overwriting and adding, in both types")
 BENCH(dispatch_spread, "4096 rows of 512, 4 of 16 experts")
 {
     struct dispatch d = {.rows = 4096, .width = 512, .k = 4, .experts = 16, .type = GLM52_DTYPE_F32};
-    struct array *source = array_zero(GLM52_DTYPE_I32, d.rows * d.k);
+    struct array *place = array_zero(GLM52_DTYPE_I32, d.rows * d.k);
     struct array *x = array_normal(d.type, d.rows * d.width, 1), *y = array_output(d.type, d.rows * d.k * d.width);
 
     for (int64_t i = 0; i < d.rows * d.k; i++)
-        source->value[i] = (double)(i % d.rows * d.k + i / d.rows);
-    array_push(source);
+        place->value[i] = (double)(i % d.k * d.rows + i / d.k);
+    array_push(place);
     BENCH_LOOP
-        ops->dispatch_spread(device, &d, source->at, x->at, y->at);
+        ops->dispatch_spread(device, &d, place->at, x->at, y->at);
     bench_rate(0, 2.0 * 4 * (double)(d.rows * d.k * d.width));
 }
 
@@ -149,7 +159,7 @@ static void bench_full(int what, int64_t rows, int32_t experts, int32_t add)
         if (what == 0)
             ops->dispatch_sort(device, &d, chosen->at, offsets->at, source->at, place->at, workspace->at);
         else if (what == 1)
-            ops->dispatch_spread(device, &d, source->at, x->at, slots->at);
+            ops->dispatch_spread(device, &d, place->at, x->at, slots->at);
         else
             ops->dispatch_collect(device, &d, place->at, slots->at, x->at);
     }

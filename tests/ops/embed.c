@@ -11,7 +11,7 @@ struct embed_case {
 /* Few tokens, so that many rows meet in one; every fifth row has none. */
 static struct embed_case embed_case(int64_t rows, int64_t width, int64_t vocabulary, glm52_dtype type)
 {
-    struct embed_case c = {.shape = {rows, width, vocabulary, type}};
+    struct embed_case c = {.shape = {rows, width, vocabulary, type, F32}};
 
     c.token = array_zero(GLM52_DTYPE_I32, rows);
     for (int64_t i = 0; i < rows; i++) c.token->value[i] = i % 5 == 4 ? -1 : (double)draw_below(vocabulary);
@@ -21,12 +21,13 @@ static struct embed_case embed_case(int64_t rows, int64_t width, int64_t vocabul
     return c;
 }
 
-static void check_embed(int64_t rows, int64_t width, glm52_dtype type)
+static void check_embed(int64_t rows, int64_t width, int64_t vocabulary, glm52_dtype type, glm52_dtype gradient)
 {
-    struct embed_case c = embed_case(rows, width, 11, type);
-    struct array *y = array_output(type, rows * width), *dtable = array_normal(F32, 11 * width, 1);
-    double *want = doubles(rows * width), *slope = doubles(11 * width);
+    struct embed_case c = embed_case(rows, width, vocabulary, type);
+    struct array *y = array_output(type, rows * width), *dtable = array_normal(gradient, vocabulary * width, 1);
+    double *want = doubles(rows * width), *slope = doubles(vocabulary * width);
 
+    c.shape.gradient = gradient;
     memcpy(slope, dtable->value, (size_t)dtable->count * sizeof(double));
     for (int64_t i = 0; i < rows * width; i++) {
         int64_t from = (int64_t)c.token->value[i / width] * width + i % width;
@@ -38,20 +39,31 @@ static void check_embed(int64_t rows, int64_t width, glm52_dtype type)
     ops->embed_forward(device, &c.shape, c.token->at, c.table->at, y->at);
     check_exact(y, want);
     ops->embed_backward(device, &c.shape, c.token->at, c.dy->at, dtable->at);
-    check_close(dtable, slope, tolerance(F32, rows));
+    check_close(dtable, slope, tolerance(gradient, rows));
 }
 
 CASE(embed, "odd shapes, repeated and absent tokens, one row, none")
 {
-    check_embed(53, 29, F32);
-    check_embed(67, 201, F32);
-    check_embed(1, 7, F32);
-    check_embed(0, 7, F32);
+    check_embed(53, 29, 11, F32, F32);
+    check_embed(67, 201, 11, F32, F32);
+    check_embed(1, 7, 11, F32, F32);
+    check_embed(0, 7, 11, F32, F32);
 }
 
-CASE(embed, "bf16")
+CASE(embed, "bf16, and gradients in bf16")
 {
-    check_embed(53, 129, BF16);
+    check_embed(53, 129, 11, BF16, F32);
+    check_embed(67, 24, 7, BF16, BF16);
+    check_embed(41, 2056, 5, BF16, F32);
+}
+
+CASE(embed, "one token in most rows, a vocabulary of many digits, one of exactly so many")
+{
+    check_embed(301, 40, 2, BF16, BF16);
+    check_embed(77, 8, 1, BF16, F32);
+    check_embed(97, 16, 512, BF16, F32);
+    check_embed(1201, 8, 5003, BF16, BF16);
+    check_embed(211, 3, 70001, F32, BF16);
 }
 
 CASE(embed, "the same bits for any number of threads")
@@ -79,12 +91,12 @@ BENCH(embed, "backward, 4096 x 512 of 8192")
 }
 
 /* Tokens drawn as text has them: the n-th most frequent one with weight 1 / n. */
-static void bench_full(int with_backward)
+static void bench_full(int with_backward, glm52_dtype gradient)
 {
     enum { ROWS = 8192, WIDTH = 6144, VOCABULARY = 154880 };
-    struct embed e = {ROWS, WIDTH, VOCABULARY, BF16};
+    struct embed e = {ROWS, WIDTH, VOCABULARY, BF16, gradient};
     struct array *token = array_zero(GLM52_DTYPE_I32, ROWS), *y = array_random(BF16, ROWS * WIDTH);
-    struct array *table = array_random(with_backward ? F32 : BF16, (int64_t)VOCABULARY * WIDTH);
+    struct array *table = array_random(with_backward ? gradient : BF16, (int64_t)VOCABULARY * WIDTH);
     double *seen = doubles(VOCABULARY), different = 0;
 
     for (int64_t i = 0; i < ROWS; i++) {
@@ -101,15 +113,20 @@ static void bench_full(int with_backward)
         else
             ops->embed_forward(device, &e, token->at, table->at, y->at);
     }
-    bench_rate(0, WIDTH * (2.0 * ROWS + different * (with_backward ? 8 : 2)));
+    bench_rate(0, WIDTH * (2.0 * ROWS + different * (with_backward ? 2 * (double)dtype_size(gradient) : 2)));
 }
 
 BENCH_FULL(embed_forward, "8192 x 6144 of 154880", "")
 {
-    bench_full(0);
+    bench_full(0, F32);
 }
 
 BENCH_FULL(embed_backward, "8192 x 6144 of 154880, fp32", "")
 {
-    bench_full(1);
+    bench_full(1, F32);
+}
+
+BENCH_FULL(embed_backward, "8192 x 6144 of 154880, bf16", "")
+{
+    bench_full(1, BF16);
 }

@@ -51,11 +51,17 @@ static void forward(const struct swiglu_case *c, struct array *y)
                         c->weighted ? c->source->at : NULL, y->at);
 }
 
-static void backward(const struct swiglu_case *c, struct array *dgate_up, struct array *dweight)
+/* act, if not NULL, gets the activation again. */
+static void backward_act(const struct swiglu_case *c, struct array *dgate_up, struct array *dweight, struct array *act)
 {
     ops->swiglu_backward(device, &c->shape, c->gate_up->at, c->weighted ? c->weight->at : NULL,
                          c->weighted ? c->source->at : NULL, c->dact->at, dgate_up->at,
-                         c->weighted ? dweight->at : NULL);
+                         c->weighted ? dweight->at : NULL, act ? act->at : NULL);
+}
+
+static void backward(const struct swiglu_case *c, struct array *dgate_up, struct array *dweight)
+{
+    backward_act(c, dgate_up, dweight, NULL);
 }
 
 static void check_swiglu(int64_t rows, int64_t width, int weighted, glm52_dtype type)
@@ -73,6 +79,11 @@ static void check_swiglu(int64_t rows, int64_t width, int weighted, glm52_dtype 
     backward(&c, dgate_up, dweight);
     check_close(dgate_up, want_gate_up, tolerance(type, 16));
     if (weighted) check_close(dweight, want_weight, tolerance(F32, width));
+    backward_act(&c, c.gate_up, dweight, c.dact); /* in place of both; the activation to the bit */
+    array_fetch(dgate_up);
+    check_exact(c.gate_up, dgate_up->value);
+    array_fetch(y);
+    check_exact(c.dact, y->value);
 }
 
 CASE(swiglu, "plain, odd shapes, one row, none")
@@ -88,9 +99,12 @@ CASE(swiglu, "weighted by the row each slot came from")
     check_swiglu(0, 31, 1, F32);
 }
 
-CASE(swiglu, "bf16")
+CASE(swiglu, "bf16, widths of 16 bytes and others, more columns than a block has threads")
 {
     check_swiglu(13, 37, 0, BF16);
+    check_swiglu(7, 40, 0, BF16);
+    check_swiglu(9, 48, 1, BF16);
+    check_swiglu(3, 2104, 1, BF16);
     check_swiglu(11, 41, 1, BF16);
 }
 
@@ -164,7 +178,7 @@ static void bench_full(int with_backward, int64_t rows, int64_t width, int weigh
     array_push(source);
     BENCH_LOOP {
         if (with_backward)
-            ops->swiglu_backward(device, &g, gate_up->at, p, source->at, act->at, dgate_up->at, dp);
+            ops->swiglu_backward(device, &g, gate_up->at, p, source->at, act->at, dgate_up->at, dp, act->at);
         else
             ops->swiglu_forward(device, &g, gate_up->at, p, source->at, act->at);
     }

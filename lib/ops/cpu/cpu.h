@@ -69,7 +69,7 @@ void cpu_spread_heads(struct stream *s, const struct spread *r, const void *x, v
 void cpu_sum_heads(struct stream *s, const struct spread *r, const void *y, float *x);
 void cpu_multiply(struct stream *s, int64_t count, const float *x, float *y);
 void cpu_embed_forward(struct stream *s, const struct embed *e, const int32_t *token, const void *table, void *y);
-void cpu_embed_backward(struct stream *s, const struct embed *e, const int32_t *token, const void *dy, float *dtable);
+void cpu_embed_backward(struct stream *s, const struct embed *e, const int32_t *token, const void *dy, void *dtable);
 size_t cpu_index_select_bytes(struct stream *s, const struct indexer *i);
 void cpu_index_select(struct stream *s, const struct indexer *i, const void *q, const void *key, const float *weight,
                       const int32_t *start, const int32_t *end, int32_t *selected, void *workspace);
@@ -116,12 +116,12 @@ void cpu_balance_bias(struct stream *s, int32_t experts, float rate, const doubl
 size_t cpu_dispatch_sort_bytes(struct stream *s, const struct dispatch *d);
 void cpu_dispatch_sort(struct stream *s, const struct dispatch *d, const int32_t *chosen, int32_t *offsets,
                        int32_t *source, int32_t *place, void *workspace);
-void cpu_dispatch_spread(struct stream *s, const struct dispatch *d, const int32_t *source, const void *x, void *y);
+void cpu_dispatch_spread(struct stream *s, const struct dispatch *d, const int32_t *place, const void *x, void *y);
 void cpu_dispatch_collect(struct stream *s, const struct dispatch *d, const int32_t *place, const void *x, void *y);
 void cpu_swiglu_forward(struct stream *s, const struct swiglu *g, const void *gate_up, const float *weight,
                         const int32_t *source, void *act);
 void cpu_swiglu_backward(struct stream *s, const struct swiglu *g, const void *gate_up, const float *weight,
-                         const int32_t *source, const void *dact, void *dgate_up, float *dweight);
+                         const int32_t *source, const void *dact, void *dgate_up, float *dweight, void *act);
 size_t cpu_head_loss_bytes(struct stream *s, const struct head *h);
 void cpu_head_loss(struct stream *s, const struct head *h, const void *x, const void *w, const int32_t *label,
                    const float *weight, float *loss, float *hit, void *dx, void *dw, void *workspace);

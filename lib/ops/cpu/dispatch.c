@@ -63,14 +63,14 @@ void cpu_dispatch_sort(struct stream *s, const struct dispatch *d, const int32_t
     count_end(call);
 }
 
-void cpu_dispatch_spread(struct stream *s, const struct dispatch *d, const int32_t *source, const void *x, void *y)
+void cpu_dispatch_spread(struct stream *s, const struct dispatch *d, const int32_t *place, const void *x, void *y)
 {
     struct counted call = count_dispatch_spread(s, d);
     size_t bytes = (size_t)d->width * dtype_size(d->type);
 
 #pragma omp parallel for schedule(static) num_threads(s->threads)
     for (int64_t i = 0; i < d->rows * d->k; i++)
-        memcpy((char *)y + (size_t)i * bytes, (const char *)x + (size_t)(source[i] / d->k) * bytes, bytes);
+        memcpy((char *)y + (size_t)place[i] * bytes, (const char *)x + (size_t)(i / d->k) * bytes, bytes);
     count_end(call);
 }
 

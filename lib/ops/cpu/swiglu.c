@@ -23,16 +23,16 @@ void cpu_swiglu_forward(struct stream *s, const struct swiglu *g, const void *ga
             const float *gate = load(g->type, gate_up, at, count, gate_chunk);
             const float *up = load(g->type, gate_up, at + g->width, count, up_chunk);
 
-            for (int64_t i = 0; i < count; i++) out[i] = gate[i] / (1.0f + exp_f32(-gate[i])) * up[i] * p;
+            for (int64_t i = 0; i < count; i++) out[i] = gate[i] * (1.0f / (1.0f + exp_f32(-gate[i]))) * up[i] * p;
             store(g->type, act, row * g->width + j, count, out, 0);
         }
     }
     count_end(call);
 }
 
-/* Writes dgate and dup of one row; returns the gradient of its weight. */
+/* Writes dgate, dup and, if it is wanted, act of one row; returns the gradient of its weight. */
 static float backward_row(const struct swiglu *g, const void *gate_up, float p, const void *dact, void *dgate_up,
-                          int64_t row)
+                          void *act, int64_t row)
 {
     float gate_chunk[CHUNK], up_chunk[CHUNK], dact_chunk[CHUNK], dgate[CHUNK], dup[CHUNK], dweight = 0;
 
@@ -53,18 +53,21 @@ static float backward_row(const struct swiglu *g, const void *gate_up, float p, 
         dweight += dot(part, d, count);
         store(g->type, dgate_up, at, count, dgate, 0);
         store(g->type, dgate_up, at + g->width, count, dup, 0);
+        if (!act) continue;
+        for (int64_t i = 0; i < count; i++) part[i] *= p;
+        store(g->type, act, row * g->width + j, count, part, 0);
     }
     return dweight;
 }
 
 void cpu_swiglu_backward(struct stream *s, const struct swiglu *g, const void *gate_up, const float *weight,
-                         const int32_t *source, const void *dact, void *dgate_up, float *dweight)
+                         const int32_t *source, const void *dact, void *dgate_up, float *dweight, void *act)
 {
-    struct counted call = count_swiglu_backward(s, g, weight != NULL);
+    struct counted call = count_swiglu_backward(s, g, weight != NULL, act != NULL);
 
 #pragma omp parallel for schedule(static) num_threads(team_of(s, g))
     for (int64_t row = 0; row < g->rows; row++) {
-        float d = backward_row(g, gate_up, weight ? weight[source[row]] : 1.0f, dact, dgate_up, row);
+        float d = backward_row(g, gate_up, weight ? weight[source[row]] : 1.0f, dact, dgate_up, act, row);
 
         if (weight) dweight[source[row]] = d;
     }

@@ -152,7 +152,7 @@ static void meta_embed_forward(struct stream *s, const struct embed *e, const in
 }
 
 static void meta_embed_backward(struct stream *s, const struct embed *e, const int32_t *token, const void *dy,
-                                float *dtable)
+                                void *dtable)
 {
     count_embed_backward(s, e);
 }
@@ -273,7 +273,7 @@ static void meta_dispatch_sort(struct stream *s, const struct dispatch *d, const
     count_dispatch_sort(s, d);
 }
 
-static void meta_dispatch_spread(struct stream *s, const struct dispatch *d, const int32_t *source, const void *x, void *y)
+static void meta_dispatch_spread(struct stream *s, const struct dispatch *d, const int32_t *place, const void *x, void *y)
 {
     count_dispatch_spread(s, d);
 }
@@ -290,9 +290,9 @@ static void meta_swiglu_forward(struct stream *s, const struct swiglu *g, const 
 }
 
 static void meta_swiglu_backward(struct stream *s, const struct swiglu *g, const void *gate_up, const float *weight,
-                                 const int32_t *source, const void *dact, void *dgate_up, float *dweight)
+                                 const int32_t *source, const void *dact, void *dgate_up, float *dweight, void *act)
 {
-    count_swiglu_backward(s, g, weight != NULL);
+    count_swiglu_backward(s, g, weight != NULL, act != NULL);
 }
 
 /* ---- loss, arithmetic, update ---- */
