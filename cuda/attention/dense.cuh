@@ -60,4 +60,15 @@ __device__ __forceinline__ bool seen(const dense_bounds &b, int row, int64_t key
     return key >= b.start[row] && key < b.end[row];
 }
 
+struct dense_gradients {
+    const void *out, *dout;
+    const float *lse;
+    float *delta;   /* [rows, heads]: D */
+    range *seen;    /* [tiles of rows]: the range around what its rows see */
+    void *dq, *dk, *dv;
+};
+
+/* With delta and seen made; false: nothing is done, the call is not of their kind. */
+bool hopper_backward(cuda_device *d, const dense_call &x, const dense_gradients &g);
+
 void fill_dense_attention_backward(struct ops *t);

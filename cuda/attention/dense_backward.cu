@@ -3,20 +3,13 @@
  *     dS = P * (dout v^T - D) * scale,  dq = dS k,  dk = dS^T q,  dv = P^T dout.
  *
  * A block has one tile of one gradient, all its terms in order: of queries over their keys, or of keys over the rows that see
- * them. So a sum has one writer and one order; P and dS are redone for each of the three. */
+ * them. So a sum has one writer and one order; P and dS are redone for each of the three. The widths of GLM-5.2 in bf16 have
+ * kernels of their own (hopper.cuh). */
 #include "attention/dense.cuh"
 
 namespace {
 
-struct gradients {
-    const void *out, *dout;
-    const float *lse;
-    float *delta;   /* [rows, heads]: D */
-    range *seen;    /* [tiles of rows]: the range around what its rows see */
-    void *dq, *dk, *dv;
-};
-
-size_t layout(const struct dense_attention *a, void *base, gradients *g)
+size_t layout(const struct dense_attention *a, void *base, dense_gradients *g)
 {
     size_t used = 0;
 
@@ -27,7 +20,7 @@ size_t layout(const struct dense_attention *a, void *base, gradients *g)
 
 size_t dense_attention_backward_bytes(struct stream *, const struct dense_attention *a)
 {
-    gradients g;
+    dense_gradients g;
 
     return layout(a, nullptr, &g);
 }
@@ -35,7 +28,7 @@ size_t dense_attention_backward_bytes(struct stream *, const struct dense_attent
 /* ---- before ---- */
 
 template <class T>
-__global__ __launch_bounds__(TILE_THREADS) void delta_kernel(const dense_call x, const gradients g)
+__global__ __launch_bounds__(TILE_THREADS) void delta_kernel(const dense_call x, const dense_gradients g)
 {
     const int64_t i = blockIdx.x * (int64_t)(TILE_THREADS / 32) + threadIdx.x / 32;
     const T *out = (const T *)g.out + i * x.a.v, *dout = (const T *)g.dout + i * x.a.v;
@@ -47,7 +40,7 @@ __global__ __launch_bounds__(TILE_THREADS) void delta_kernel(const dense_call x,
     if (threadIdx.x % 32 == 0) g.delta[i] = sum;
 }
 
-__global__ __launch_bounds__(TILE_THREADS) void seen_kernel(const dense_call x, const gradients g)
+__global__ __launch_bounds__(TILE_THREADS) void seen_kernel(const dense_call x, const dense_gradients g)
 {
     const int64_t row = (int64_t)blockIdx.x * TILE;
     const range all = visible_range(x.start, x.end, row, (int)min((int64_t)TILE, x.a.rows - row));
@@ -67,7 +60,7 @@ template <class T> using weights = T[TILE][TILE + tile_shape<T>::PAD];
 
 /* P, or dS if slope, into shared memory; 0 where a row does not see a key. */
 template <class T>
-__device__ void redo(const dense_call &x, const gradients &g, const dense_bounds &bound, const place &p, bool slope,
+__device__ void redo(const dense_call &x, const dense_gradients &g, const dense_bounds &bound, const place &p, bool slope,
                      typename dots<T>::shared &shared, weights<T> &to_tile)
 {
     dots<T> logit, change;
@@ -97,7 +90,7 @@ __device__ void redo(const dense_call &x, const gradients &g, const dense_bounds
 
 /* blockIdx: tile of rows, head, group of CHUNKS * TILE columns. */
 template <class T, int CHUNKS>
-__global__ __launch_bounds__(TILE_THREADS) void queries_kernel(const dense_call x, const gradients g)
+__global__ __launch_bounds__(TILE_THREADS) void queries_kernel(const dense_call x, const dense_gradients g)
 {
     using sums = tile<T, TILE, TILE, ALONG, ACROSS>;
     __shared__ union {
@@ -133,7 +126,7 @@ __global__ __launch_bounds__(TILE_THREADS) void queries_kernel(const dense_call 
 
 /* dk from dS and q, or dv from P and dout. blockIdx: tile of keys, head, group of columns. */
 template <class T, int CHUNKS, bool VALUES>
-__global__ __launch_bounds__(TILE_THREADS) void keys_kernel(const dense_call x, const gradients g)
+__global__ __launch_bounds__(TILE_THREADS) void keys_kernel(const dense_call x, const dense_gradients g)
 {
     using sums = tile<T, TILE, TILE, ACROSS, ACROSS>;
     __shared__ union {
@@ -179,7 +172,7 @@ unsigned groups_of(int64_t width, int chunks)
 }
 
 template <class T, int CHUNKS>
-void launch(cuda_device *d, const dense_call &x, const gradients &g)
+void launch(cuda_device *d, const dense_call &x, const dense_gradients &g)
 {
     const unsigned rows = (unsigned)divided(x.a.rows, TILE), keys = (unsigned)divided(x.a.keys, TILE);
     const unsigned heads = (unsigned)x.a.heads;
@@ -187,8 +180,10 @@ void launch(cuda_device *d, const dense_call &x, const gradients &g)
     if (rows > 0) {
         delta_kernel<T><<<(unsigned)divided(x.a.rows * heads, TILE_THREADS / 32), TILE_THREADS, 0, d->stream>>>(x, g);
         seen_kernel<<<rows, TILE_THREADS, 0, d->stream>>>(x, g);
-        queries_kernel<T, CHUNKS><<<dim3(rows, heads, groups_of(x.a.qk, CHUNKS)), TILE_THREADS, 0, d->stream>>>(x, g);
     }
+    if (hopper_backward(d, x, g)) return;
+    if (rows > 0)
+        queries_kernel<T, CHUNKS><<<dim3(rows, heads, groups_of(x.a.qk, CHUNKS)), TILE_THREADS, 0, d->stream>>>(x, g);
     if (keys > 0) {
         keys_kernel<T, CHUNKS, false><<<dim3(keys, heads, groups_of(x.a.qk, CHUNKS)), TILE_THREADS, 0, d->stream>>>(x, g);
         keys_kernel<T, CHUNKS, true><<<dim3(keys, heads, groups_of(x.a.v, CHUNKS)), TILE_THREADS, 0, d->stream>>>(x, g);
@@ -201,11 +196,11 @@ void dense_attention_backward(struct stream *s, const struct dense_attention *a,
 {
     cuda_device *d = device_of(s);
     dense_call x = dense_call_of(a, q, k, v, start, end);
-    gradients g = {out, dout, lse, nullptr, nullptr, dq, dk, dv};
+    dense_gradients g = {out, dout, lse, nullptr, nullptr, dq, dk, dv};
 
     count_dense_attention_backward(s, a);
-    layout(a, workspace, &g);
     x.wide = x.wide && aligned16(dout);
+    layout(a, workspace, &g);
     with_type(a->type, [&](auto element) {
         using T = decltype(element);
 

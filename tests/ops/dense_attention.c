@@ -249,6 +249,16 @@ CASE(dense_attention, "several tiles of rows and of keys, tiles that nobody sees
                   (struct layout){3, 13, 0, (const int[]){401, 260, 0}}), 401);
 }
 
+CASE(dense_attention, "bf16, the widths of GLM-5.2, rows in any order, tiles that nobody sees")
+{
+    check(problem((struct dense_attention){.heads = 3, .qk = 256, .v = 256, .type = GLM52_DTYPE_BF16},
+                  (struct layout){1, 11, 0, (const int[]){203, 1, 129, 5, 190, 0}}), 203);
+    check(problem((struct dense_attention){.heads = 2, .qk = 256, .v = 256, .type = GLM52_DTYPE_BF16},
+                  (struct layout){2, 7, 1, (const int[]){259, 131, 0}}), 259);
+    check(problem((struct dense_attention){.heads = 1, .qk = 256, .v = 256, .type = GLM52_DTYPE_BF16},
+                  (struct layout){1, 1, 0, (const int[]){130, 0}}), 1);
+}
+
 /* Logits far beyond what exp could take without its maximum, which moves from tile to tile. */
 CASE(dense_attention, "logits of several hundreds")
 {
@@ -317,4 +327,68 @@ BENCH(dense_attention_backward, "2048 causal, 4 heads of 256/256")
 BENCH(dense_attention_backward, "2048 causal, 4 heads of 256/256, bf16")
 {
     bench_backward(full_bf16, (const int[]){2048, 0});
+}
+
+/* 64 heads of 256/256 in bf16: `count` documents of the same length in so many rows. */
+static void bench_full(int back, int64_t rows, int count)
+{
+    struct problem p = {.shape = {.rows = rows, .keys = rows, .heads = 64, .qk = 256, .v = 256, .scale = 0.0625f,
+                                  .type = GLM52_DTYPE_BF16}};
+    const int64_t length = rows / count, elements = rows * 64 * 256;
+    struct results r = {array_random(p.shape.type, elements), array_random(GLM52_DTYPE_F32, rows * 64),
+                        array_random(p.shape.type, elements), array_random(p.shape.type, elements),
+                        array_random(p.shape.type, elements)};
+    struct array *workspace;
+    size_t bytes = ops->dense_attention_forward_bytes(device, &p.shape);
+
+    if (back && bytes < ops->dense_attention_backward_bytes(device, &p.shape))
+        bytes = ops->dense_attention_backward_bytes(device, &p.shape);
+    workspace = array_random(GLM52_DTYPE_F32, (int64_t)bytes / 4 + 1);
+    p.q = array_random(p.shape.type, elements);
+    p.k = array_random(p.shape.type, elements);
+    p.v = array_random(p.shape.type, elements);
+    p.dout = array_random(p.shape.type, elements);
+    p.start = array_zero(GLM52_DTYPE_I32, rows);
+    p.end = array_zero(GLM52_DTYPE_I32, rows);
+    for (int64_t t = 0; t < rows; t++) {
+        p.start->value[t] = (double)(t / length * length);
+        p.end->value[t] = (double)(t + 1);
+        p.shape.pairs += (double)(t % length + 1);
+    }
+    array_push(p.start);
+    array_push(p.end);
+    forward(&p, &r, workspace->at);
+    BENCH_LOOP
+        (back ? backward : forward)(&p, &r, workspace->at);
+    bench_counted();
+}
+
+BENCH_FULL(dense_attention_forward, "4096, 64 heads of 256", "cuDNN 655 A, 568 C")
+{
+    bench_full(0, 4096, 1);
+}
+
+BENCH_FULL(dense_attention_forward, "8192, 64 heads of 256", "cuDNN 711 A, 606 C")
+{
+    bench_full(0, 8192, 1);
+}
+
+BENCH_FULL(dense_attention_forward, "8192, 8 documents", "")
+{
+    bench_full(0, 8192, 8);
+}
+
+BENCH_FULL(dense_attention_backward, "4096, 64 heads of 256", "cuDNN 366 A, 345 C")
+{
+    bench_full(1, 4096, 1);
+}
+
+BENCH_FULL(dense_attention_backward, "8192, 64 heads of 256", "cuDNN 379 A, 375 C")
+{
+    bench_full(1, 8192, 1);
+}
+
+BENCH_FULL(dense_attention_backward, "8192, 8 documents", "")
+{
+    bench_full(1, 8192, 8);
 }
