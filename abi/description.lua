@@ -74,7 +74,8 @@ local function finish_struct(s, d)
   s.name = s[1]
   for i = 2, #s do
     local field = s[i]
-    s.fields[#s.fields + 1] = { name = field[1], ctype = field[2], since = field.since or d.releases[1] }
+    s.fields[#s.fields + 1] = { name = field[1], ctype = field[2], since = field.since or d.releases[1],
+      boolean = field.boolean, lasts = field.lasts }
   end
 end
 
@@ -106,7 +107,7 @@ end
 local THREADS = { one = true, any = true, signal = true }
 
 local function check_function(f, d)
-  local known = { dir = true, gives = true, nullable = true, keeps = true, len_of = true }
+  local known = set "dir gives nullable keeps len_of boolean default each fills"
   local released = false
   for _, release in ipairs(d.releases) do released = released or release == f.since end
   if not released then problem("%s: since = %q is no release of the list at the top", f.name, f.since) end
@@ -121,7 +122,9 @@ local function check_function(f, d)
     if p.pointer and p.dir == "in" and not p.ctype:match("const") and not p.handle then
       problem("%s: %s is not const; say dir = \"out\" or \"inout\"", f.name, p.name)
     end
-    if p.len_of and not f.params[p.len_of] then problem("%s: %s counts %s, which is no parameter", f.name, p.name, p.len_of) end
+    for _, array in ipairs { p.len_of or false, p.fills or false } do
+      if array and not f.params[array] then problem("%s: %s counts %s, which is no parameter", f.name, p.name, array) end
+    end
     for key in pairs(p) do
       if type(key) == "string" and not known[key] and not set("name ctype handle struct pointer index")[key] then
         problem("%s: %s has the unknown property %s", f.name, p.name, key)

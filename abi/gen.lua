@@ -1,5 +1,5 @@
 -- gen.lua KIND DESCRIPTION HEADER [MORE]: writes one product of the description to standard output. KIND is the name of a file
--- in emit/: map, check, layout, null, reference, stub, swig, types (MORE: what it begins with). Fails, saying what to do, if header
+-- in emit/: map, check, layout, lua, null, reference, stub, swig, types (MORE: what it begins with). Fails, saying what to do, if header
 -- and description differ.
 
 local kind, description_path, header_path, more = ...

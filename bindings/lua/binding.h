@@ -10,31 +10,26 @@
 
 #include "glm52.h"
 
+/* ---- handles (object.c) ---- */
+
 struct class {
-    const char *name;             /* of the metatable, "glm52.model" */
-    void (*unref)(void **handle); /* nulls the handle */
-    const luaL_Reg *methods;
+    const char *name;        /* of the metatable, "glm52.model" */
+    void (*unref)(void);     /* takes the address of a handle */
 };
 
-extern const struct class context_class, config_class, model_class, batch_class, dataset_class, optimizer_class,
-    step_class;
+extern const struct class classes[]; /* by abi/gen.lua; ends with a NULL name */
 
-/* Defines what struct class needs of a handle type: unref_<type>(). */
-#define DEFINE_UNREF(type)                   \
-    static void unref_##type(void **handle)  \
-    {                                        \
-        glm52_##type *typed = *handle;       \
-        glm52_##type##_unref(&typed);        \
-        *handle = NULL;                      \
-    }
-
+/* Makes metatable and method table, and pushes the latter. */
 void class_register(lua_State *L, const struct class *class);
-/* Pushes an empty handle (of `bytes`, at least a pointer; user value 1 is the parent, kept alive by it). The caller
- * stores the library's handle through the returned pointer. */
-void **handle_new(lua_State *L, const struct class *class, int parent, size_t bytes);
+/* Pushes an empty handle with `kept` user values. The caller stores the library's handle through the returned pointer. */
+void **handle_new(lua_State *L, const struct class *class, int kept);
 /* The library's handle of argument `index`; an error if it is of another class or closed. */
 void *handle_get(lua_State *L, int index, const struct class *class);
-void *handle_optional(lua_State *L, int index, const struct class *class); /* NULL for none or nil */
+/* The handle of any class, or NULL if the value is none. */
+void *handle_any(lua_State *L, int index);
+const struct class *class_named(const char *name); /* "model" */
+
+/* ---- errors (error.c) ---- */
 
 void error_register(lua_State *L);
 /* Returns on success, and raises the thread's last error otherwise. */
@@ -42,19 +37,38 @@ void check(lua_State *L, glm52_status status);
 /* Raises an error object made here. */
 int throw_error(lua_State *L, glm52_status status, const char *message, const char *hint);
 
-/* Elements of a view as a table of numbers, with its shape and dtype. */
-void push_view(lua_State *L, const glm52_view *view);
-const char *dtype_label(glm52_dtype type);
+/* ---- tensors (tensor.c) ---- */
 
-/* Constructors, as functions of the module. */
-int new_context(lua_State *L);
-int new_config(lua_State *L);
-int new_model(lua_State *L);
-int load_model(lua_State *L);
-int new_batch(lua_State *L);
-int new_dataset(lua_State *L);
-int new_optimizer(lua_State *L);
-int new_step(lua_State *L);
+struct tensor {
+    void *data;
+    glm52_dtype dtype;
+    int dimensions, on_device;
+    int64_t shape[4];
+    uint64_t count;     /* elements */
+    glm52_model *owner; /* kept alive for its memory; NULL: the memory is the tensor's own */
+};
+
+void tensor_register(lua_State *L);
+/* Pushes a tensor over a view: of the memory of `owner` (a model), or of a copy if that is NULL. */
+void push_view(lua_State *L, const glm52_view *view, glm52_model *owner);
+struct tensor *tensor_test(lua_State *L, int index); /* NULL if the value is none */
+/* Elements of a list or tensor at `index` as memory of that type, alive as long as what is on the stack. */
+void *list_values(lua_State *L, int index, glm52_dtype dtype, uint64_t *count);
+void push_element(lua_State *L, const void *data, glm52_dtype dtype, uint64_t i);
+const char *dtype_label(glm52_dtype type); /* NULL for one that Lua cannot read */
+int new_tensor(lua_State *L);
+int batch_set(lua_State *L);
+int model_gradient(lua_State *L);
+
+/* ---- the rest ---- */
+
+int new_context(lua_State *L); /* context.c: with the log's callback */
+int context_poll(lua_State *L);
+int new_native(lua_State *L);  /* native.c: functions of the user's shared objects */
+void native_register(lua_State *L);
+/* Address of the native function at `index` if it has that signature, else NULL. */
+void (*native_address(lua_State *L, int index, const char *signature))(void);
+int evaluate_sandboxed(lua_State *L); /* sandbox.c */
 
 /* What the terminal, the clock and the signals say; the table glm52.core.system. */
 void push_system(lua_State *L);

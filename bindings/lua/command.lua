@@ -1,19 +1,20 @@
 -- The command glm52: a function of the list of arguments that returns the exit status.
-local core = require "glm52.core"
+local core = require "glm52.classes"
 local recipe = require "glm52.recipe"
 local show = require "glm52.show"
 
 local usage = [[
 Trains GLM-5.2 as a recipe says.
 
-  glm52 train RECIPE.lua [key=value ...]   train; --resume goes on with an interrupted run
+  glm52 train RECIPE.lua [key=value ...]   train; --resume goes on with an interrupted run (--resume=changed: under changed
+                                           options), --sandbox keeps an untrusted recipe from the system
   glm52 plan RECIPE.lua [key=value ...]    memory, FLOPs and time of the same, without training
   glm52 config [key ...]                   every option, or those named or of a section: glm52 config optim
   glm52 version                            version and build
   glm52 help
 
 key=value sets an option of the library over what the recipe says, e.g. train.steps=1000 optim.lr=1e-3.
-Other arguments reach the recipe as arg[1], arg[2], ...]]
+Other arguments, and all behind --, reach the recipe as arg[1], arg[2], ...]]
 
 local success, failure, misuse = 0, 1, 2
 
@@ -44,30 +45,50 @@ end
 local function command_line(arguments)
   local words = {}
   for i = 0, #arguments do
-    if arguments[i] ~= "--resume" and not arguments[i]:find("^resume=") then words[#words + 1] = quote(arguments[i]) end
+    if not arguments[i]:find("^%-%-resume") and not arguments[i]:find("^resume=") then words[#words + 1] = quote(arguments[i]) end
   end
   return table.concat(words, " ")
+end
+
+-- Takes a flag of the command out of the arguments; true if it was there.
+local function take_flag(arguments, flag)
+  for i, argument in ipairs(arguments) do
+    if argument == "--" then return false end
+    if argument == flag then return table.remove(arguments, i) ~= nil end
+  end
+end
+
+local function take_arguments(rest)
+  local done, problem = pcall(recipe.take_arguments, rest, true)
+  if not done then
+    complain(tostring(problem))
+  elseif not rest[1] then
+    complain("no recipe given; see `glm52 help`")
+  else
+    return true
+  end
+end
+
+local function run_file(path, rest)
+  arg = table.move(rest, 1, #rest, 1, { [0] = path })  -- as lua5.4 sets it
+  local chunk, problem = loadfile(path, "t")
+  if not chunk then return false, problem end
+  return xpcall(chunk, explain, table.unpack(rest))
 end
 
 local function run_recipe(arguments, forced)
   recipe.command_line = command_line(arguments)
   local rest = table.move(arguments, 2, #arguments, 1, {})
-  recipe.take_arguments(rest)
+  local sandboxed = take_flag(rest, "--sandbox")
+  if not take_arguments(rest) then return misuse end
   if forced then table.insert(recipe.overrides, 1, forced) end
   local path = table.remove(rest, 1)
-  if not path then
-    complain("no recipe given; see `glm52 help`")
-    return misuse
-  elseif path:find("^%-") then
-    complain(path .. ": no such option of the command; see `glm52 help`")
-    return misuse
+  local done, problem
+  if sandboxed then
+    done, problem = xpcall(require("glm52").train_sandboxed, explain, path, {}, rest)
+  else
+    done, problem = run_file(path, rest)
   end
-
-  arg = table.move(rest, 1, #rest, 1, { [0] = path })  -- as lua5.4 sets it
-  local chunk, problem = loadfile(path, "t")
-  if not chunk then return report(problem) end
-  local done
-  done, problem = xpcall(chunk, explain, table.unpack(rest))
   local last_line = recipe.last_line
   recipe.last_line = nil
   if not done then return report(problem) end

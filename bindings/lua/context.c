@@ -1,12 +1,12 @@
-/* Lua classes context and config. */
+/* glm52.context: the one constructor that takes callbacks. Messages of the log may come from any thread, and a lua_State
+ * serves one: they wait in a queue until context:poll(). */
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "binding.h"
 
-/* ---- the log ----------------------------------------------------------------------------------------- *
- * Messages may come from any thread, and a lua_State serves one: they wait in a list until context:poll(). */
+enum { OPTIONS = 1, LOG = 2, QUEUE = 3, KEPT = 3 }; /* user values of a context; its children keep it, and so them */
 
 struct message {
     struct message *next;
@@ -14,28 +14,27 @@ struct message {
     char text[];
 };
 
-struct context {
-    void *handle;
+struct queue {
     struct message *_Atomic newest;
 };
 
 static void receive(void *user, glm52_log_level level, const char *text)
 {
-    struct context *context = user;
+    struct queue *queue = user;
     size_t bytes = strlen(text) + 1;
     struct message *message = malloc(sizeof *message + bytes);
 
     if (!message) return;
     message->level = level;
     memcpy(message->text, text, bytes);
-    message->next = atomic_load(&context->newest);
-    while (!atomic_compare_exchange_weak(&context->newest, &message->next, message)) continue;
+    message->next = atomic_load(&queue->newest);
+    while (!atomic_compare_exchange_weak(&queue->newest, &message->next, message)) continue;
 }
 
 /* All waiting messages, oldest first. */
-static struct message *take_messages(struct context *context)
+static struct message *take_messages(struct queue *queue)
 {
-    struct message *newest = atomic_exchange(&context->newest, NULL), *oldest = NULL;
+    struct message *newest = atomic_exchange(&queue->newest, NULL), *oldest = NULL;
 
     while (newest) {
         struct message *next = newest->next;
@@ -46,56 +45,77 @@ static struct message *take_messages(struct context *context)
     return oldest;
 }
 
+static int release_queue(lua_State *L)
+{
+    for (struct message *message = take_messages(lua_touserdata(L, 1)), *next; message; message = next) {
+        next = message->next;
+        free(message);
+    }
+    return 0;
+}
+
+static struct queue *new_queue(lua_State *L)
+{
+    struct queue *queue = lua_newuserdatauv(L, sizeof *queue, 0);
+
+    atomic_init(&queue->newest, NULL);
+    if (luaL_newmetatable(L, "glm52.queue")) {
+        lua_pushcfunction(L, release_queue);
+        lua_setfield(L, -2, "__gc");
+    }
+    lua_setmetatable(L, -2);
+    return queue;
+}
+
 /* context:poll(): gives waiting messages to the function `log(level, text)` of the context's options. */
-static int context_poll(lua_State *L)
+int context_poll(lua_State *L)
 {
     static const char *const levels[] = {"", "error", "warning", "notice", "debug"};
-    struct message *message;
 
-    handle_get(L, 1, &context_class);
+    handle_get(L, 1, class_named("context"));
     lua_settop(L, 1);
+    if (lua_getiuservalue(L, 1, QUEUE) != LUA_TUSERDATA) return 0;
     lua_newtable(L);
-    message = take_messages(lua_touserdata(L, 1));
+    struct message *message = take_messages(lua_touserdata(L, 2));
     for (lua_Integer i = 1; message; i += 2) {
         struct message *next = message->next;
         lua_pushstring(L, levels[message->level >= 1 && message->level <= 4 ? message->level : 0]);
-        lua_rawseti(L, 2, i);
+        lua_rawseti(L, 3, i);
         lua_pushstring(L, message->text);
-        lua_rawseti(L, 2, i + 1);
+        lua_rawseti(L, 3, i + 1);
         free(message);
         message = next;
     }
-    if (lua_getiuservalue(L, 1, 2) != LUA_TFUNCTION) return 0;
-    for (lua_Integer i = 1, n = (lua_Integer)lua_rawlen(L, 2); i < n; i += 2) {
-        lua_pushvalue(L, 3);
-        lua_rawgeti(L, 2, i);
-        lua_rawgeti(L, 2, i + 1);
+    lua_getiuservalue(L, 1, LOG);
+    for (lua_Integer i = 1, n = (lua_Integer)lua_rawlen(L, 3); i < n; i += 2) {
+        lua_pushvalue(L, 4);
+        lua_rawgeti(L, 3, i);
+        lua_rawgeti(L, 3, i + 1);
         lua_call(L, 2, 0);
     }
     return 0;
 }
 
-/* ---- context ----------------------------------------------------------------------------------------- */
-
-/* The children of a context keep its userdata, and with it the list of messages, until they are collected. */
-static void unref_context(void **handle)
+/* Options are few: a key that is none of them is a mistake. */
+static void check_options(lua_State *L)
 {
-    glm52_context *context = *handle;
-    struct context *self = (struct context *)(void *)handle;
-
-    glm52_context_unref(&context);
-    *handle = NULL;
-    for (struct message *message = take_messages(self), *next; message; message = next) {
-        next = message->next;
-        free(message);
+    lua_pushnil(L);
+    while (lua_next(L, 1)) {
+        const char *key = lua_type(L, -2) == LUA_TSTRING ? lua_tostring(L, -2) : "";
+        if (strcmp(key, "device") && strcmp(key, "threads") && strcmp(key, "log"))
+            luaL_argerror(L, 1, lua_pushfstring(L, "%s is no option of a context: device, threads, log",
+                                                luaL_tolstring(L, -2, NULL)));
+        lua_pop(L, 1);
     }
 }
 
-/* glm52.context{device = "cpu", threads = 2, log = function(level, text) end} */
+/* glm52.context{device = "cpu", threads = 2, log = function(level, text) end}. A native function of the signature
+ * void(ptr, i32, str) is the log callback itself: it is called at once, from whichever thread the message comes. */
 int new_context(lua_State *L)
 {
     glm52_context_options options = {.struct_size = sizeof options};
     glm52_context *context = NULL;
+    void (*native)(void);
 
     if (lua_isnoneornil(L, 1)) {
         lua_settop(L, 0);
@@ -103,119 +123,30 @@ int new_context(lua_State *L)
     }
     luaL_checktype(L, 1, LUA_TTABLE);
     lua_settop(L, 1);
+    check_options(L);
     lua_getfield(L, 1, "device");
     options.device = luaL_optstring(L, 2, NULL);
     lua_getfield(L, 1, "threads");
     options.threads = (int32_t)luaL_optinteger(L, 3, 0);
+    lua_getfield(L, 1, "log");
+    struct queue *queue = new_queue(L);
 
-    void **handle = handle_new(L, &context_class, 1, sizeof(struct context));
-    if (lua_getfield(L, 1, "log") == LUA_TFUNCTION) {
-        lua_setiuservalue(L, 4, 2);
+    void **handle = handle_new(L, class_named("context"), KEPT);
+    lua_pushvalue(L, 1);
+    lua_setiuservalue(L, 6, OPTIONS);
+    lua_pushvalue(L, 4);
+    lua_setiuservalue(L, 6, LOG);
+    if ((native = native_address(L, 4, "void(ptr,i32,str)"))) {
+        options.log = (glm52_log_function)native;
+    } else if (!lua_isnil(L, 4)) {
+        luaL_argcheck(L, lua_isfunction(L, 4), 1,
+                      "log is neither a function nor a native function of the signature void(ptr, i32, str)");
         options.log = receive;
-        options.log_user = handle;
-    } else {
-        lua_pop(L, 1);
+        options.log_user = queue;
+        lua_pushvalue(L, 5);
+        lua_setiuservalue(L, 6, QUEUE);
     }
     check(L, glm52_context_create(&options, &context));
     *handle = context;
     return 1;
 }
-
-static int context_describe_device(lua_State *L)
-{
-    const char *line;
-
-    check(L, glm52_context_describe_device(handle_get(L, 1, &context_class), &line));
-    lua_pushstring(L, line);
-    return 1;
-}
-
-/* context:memory(): bytes held now, and at most so far. */
-static int context_memory(lua_State *L)
-{
-    uint64_t now, peak;
-
-    check(L, glm52_context_memory(handle_get(L, 1, &context_class), &now, &peak));
-    lua_pushinteger(L, (lua_Integer)now);
-    lua_pushinteger(L, (lua_Integer)peak);
-    return 2;
-}
-
-static int context_cancel(lua_State *L)
-{
-    glm52_context_cancel(handle_get(L, 1, &context_class));
-    return 0;
-}
-
-static const luaL_Reg context_methods[] = {
-    {"describe_device", context_describe_device}, {"memory", context_memory}, {"cancel", context_cancel},
-    {"poll", context_poll}, {NULL, NULL}};
-
-const struct class context_class = {"glm52.context", unref_context, context_methods};
-
-/* ---- config ------------------------------------------------------------------------------------------ */
-
-DEFINE_UNREF(config)
-
-int new_config(lua_State *L)
-{
-    glm52_context *context = handle_get(L, 1, &context_class);
-    void **handle = handle_new(L, &config_class, 1, sizeof *handle);
-    glm52_config *config = NULL;
-
-    check(L, glm52_config_create(context, &config));
-    *handle = config;
-    return 1;
-}
-
-static int config_set(lua_State *L)
-{
-    glm52_config *config = handle_get(L, 1, &config_class);
-    const char *key = luaL_checkstring(L, 2);
-
-    check(L, glm52_config_set(config, key, luaL_tolstring(L, 3, NULL)));
-    return 0;
-}
-
-static int config_get(lua_State *L)
-{
-    const char *value;
-
-    check(L, glm52_config_get(handle_get(L, 1, &config_class), luaL_checkstring(L, 2), &value));
-    lua_pushstring(L, value);
-    return 1;
-}
-
-static int config_load_hub(lua_State *L)
-{
-    check(L, glm52_config_load_hub(handle_get(L, 1, &config_class), luaL_checkstring(L, 2)));
-    return 0;
-}
-
-static int config_load_json(lua_State *L)
-{
-    check(L, glm52_config_load_json(handle_get(L, 1, &config_class), luaL_checkstring(L, 2)));
-    return 0;
-}
-
-static int config_validate(lua_State *L)
-{
-    check(L, glm52_config_validate(handle_get(L, 1, &config_class)));
-    return 0;
-}
-
-/* config:dump([hub]): all options as JSON, or the model section as a hub config.json. */
-static int config_dump(lua_State *L)
-{
-    const char *json;
-
-    check(L, glm52_config_dump(handle_get(L, 1, &config_class), lua_toboolean(L, 2), &json));
-    lua_pushstring(L, json);
-    return 1;
-}
-
-static const luaL_Reg config_methods[] = {
-    {"set", config_set}, {"get", config_get}, {"load_hub", config_load_hub}, {"load_json", config_load_json},
-    {"validate", config_validate}, {"dump", config_dump}, {NULL, NULL}};
-
-const struct class config_class = {"glm52.config", unref_config, config_methods};

@@ -1,37 +1,52 @@
 -- The module glm52: the classes of the library, and recipes on top of them.
-local core = require "glm52.core"
+local core = require "glm52.classes"
 local recipe = require "glm52.recipe"
 local plan = require "glm52.plan"
+local sandbox = require "glm52.sandbox"
 local train = require "glm52.train"
 
 local glm52 = {}
-for _, name in ipairs { "context", "config", "model", "load", "batch", "dataset", "optimizer", "step", "version",
-  "abi_version", "build_info", "feature", "device_count", "options" } do
-  glm52[name] = core[name]
+for name, value in pairs(core) do
+  if type(value) == "function" then glm52[name] = value end
 end
 
 -- A recipe run by lua5.4 takes key=value arguments as one run by the command does.
 if type(arg) == "table" then recipe.take_arguments(arg) end
 
+-- f(options, own keys, caller) of a recipe's table.
+local function split(f, given, caller)
+  local own, options = recipe.located(caller, recipe.split, given)
+  return f(options, own, caller)
+end
+
+local function train_or_plan(options, own, caller)
+  if not own.plan then return train(options, own, caller) end
+  local found = plan(options, own, caller)
+  print(found)
+  return found
+end
+
 -- Trains what the table describes and returns the run; with plan = true it prints the plan instead.
 function glm52.train(given)
-  local caller = recipe.caller(2)
   if type(given) ~= "table" then error("glm52.train takes one table", 2) end
-  local own, options = recipe.located(caller, recipe.split, given)
-  if own.plan then
-    local found = plan(options, own, caller)
-    print(found)
-    return found
-  end
-  return train(options, own, caller)
+  return (split(train_or_plan, given, recipe.caller(2)))
 end
 
 -- The plan of the same table: memory, FLOPs and time, without training.
 function glm52.plan(given)
-  local caller = recipe.caller(2)
   if type(given) ~= "table" then error("glm52.plan takes one table", 2) end
-  local own, options = recipe.located(caller, recipe.split, given)
-  return plan(options, own, caller)
+  return (split(plan, given, recipe.caller(2)))
+end
+
+-- The table that the recipe in a file trains, evaluated in a sandbox; limits: {memory, instructions, seconds}.
+function glm52.sandbox(path, limits)
+  return (sandbox(path, limits))
+end
+
+-- The same, trained.
+function glm52.train_sandboxed(path, limits, arguments)
+  local options, caller = sandbox(path, limits, arguments)
+  return (split(train_or_plan, options, caller))
 end
 
 local function is_file(path)

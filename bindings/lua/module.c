@@ -2,77 +2,51 @@
  * the recipe layer are part of the binary, so that one file is the whole module. */
 #include <string.h>
 
-#include "binding.h"
+#include "call.h"
 #include "sources.h"
 
-static int version(lua_State *L)
-{
-    lua_pushstring(L, glm52_version());
-    return 1;
-}
+static const luaL_Reg by_hand[] = {{"context", new_context}, {"tensor", new_tensor},         {"native", new_native},
+                                   {"sandbox", evaluate_sandboxed}, {NULL, NULL}};
 
-static int abi_version(lua_State *L)
-{
-    lua_pushinteger(L, glm52_abi_version());
-    return 1;
-}
+static const struct {
+    const char *class, *name;
+    lua_CFunction function;
+} methods[] = {{"context", "poll", context_poll}, {"batch", "set", batch_set}, {"model", "gradient", model_gradient}};
 
-static int build_info(lua_State *L)
+/* core.classes: the method tables by name, "model". */
+static void push_classes(lua_State *L)
 {
-    lua_pushstring(L, glm52_build_info());
-    return 1;
-}
-
-static int feature(lua_State *L)
-{
-    lua_pushboolean(L, glm52_feature(luaL_checkstring(L, 1)));
-    return 1;
-}
-
-static int device_count(lua_State *L)
-{
-    lua_pushinteger(L, glm52_context_device_count(luaL_checkstring(L, 1)));
-    return 1;
-}
-
-static void set_text(lua_State *L, const char *field, const char *text)
-{
-    lua_pushstring(L, text);
-    lua_setfield(L, -2, field);
-}
-
-/* core.options(): the schema, a list of {key, type, range, default, summary}. */
-static int options(lua_State *L)
-{
-    glm52_option_info info = {.struct_size = sizeof info};
-
     lua_newtable(L);
-    for (uint32_t i = 0; glm52_config_describe(i, &info) == GLM52_OK; i++) {
-        lua_createtable(L, 0, 5);
-        set_text(L, "key", info.key);
-        set_text(L, "type", info.type);
-        set_text(L, "range", info.range);
-        set_text(L, "default", info.default_value);
-        set_text(L, "summary", info.summary);
-        lua_rawseti(L, -2, (lua_Integer)i + 1);
+    for (const struct class *class = classes; class->name; class++) {
+        class_register(L, class);
+        lua_setfield(L, -2, class->name + strlen("glm52."));
     }
-    return 1;
+    for (size_t i = 0; i < sizeof methods / sizeof *methods; i++) {
+        lua_getfield(L, -1, methods[i].class);
+        lua_pushcfunction(L, methods[i].function);
+        lua_setfield(L, -2, methods[i].name);
+        lua_pop(L, 1);
+    }
 }
 
-static const luaL_Reg functions[] = {
-    {"context", new_context}, {"config", new_config}, {"model", new_model}, {"load", load_model},
-    {"batch", new_batch}, {"dataset", new_dataset}, {"optimizer", new_optimizer}, {"step", new_step},
-    {"version", version}, {"abi_version", abi_version}, {"build_info", build_info}, {"feature", feature},
-    {"device_count", device_count}, {"options", options}, {NULL, NULL}};
-
+/* Every function of the description, in its class or in the module. */
 static int open_core(lua_State *L)
 {
-    static const struct class *const classes[] = {&context_class, &config_class, &model_class, &batch_class,
-                                                  &dataset_class, &optimizer_class, &step_class};
-
     error_register(L);
-    for (size_t i = 0; i < sizeof classes / sizeof *classes; i++) class_register(L, classes[i]);
-    luaL_newlib(L, functions);
+    tensor_register(L);
+    native_register(L);
+    luaL_newlib(L, by_hand);
+    push_classes(L);
+    for (const struct function *f = functions; f->name; f++) {
+        if (f->class)
+            lua_getfield(L, -1, f->class->name + strlen("glm52."));
+        else
+            lua_pushvalue(L, -2);
+        push_function(L, f);
+        lua_setfield(L, -2, f->name);
+        lua_pop(L, 1);
+    }
+    lua_setfield(L, -2, "classes");
     push_system(L);
     lua_setfield(L, -2, "system");
     return 1;

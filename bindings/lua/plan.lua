@@ -1,6 +1,6 @@
 -- The plan of a recipe: what a training step takes in memory and executes in FLOPs, found by running it on the meta
 -- device, which counts and computes nothing.
-local core = require "glm52.core"
+local core = require "glm52.classes"
 local recipe = require "glm52.recipe"
 local show = require "glm52.show"
 local stages = require "glm52.stages"

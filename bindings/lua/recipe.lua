@@ -1,6 +1,6 @@
 -- From a recipe's table and the command line to a config. Lua knows only the line of the call that got the table; a
 -- mistake in it is traced to the line of its key by reading the recipe's text from there.
-local core = require "glm52.core"
+local core = require "glm52.classes"
 
 local recipe = {
   overrides = {},      -- list of {key, value}: key=value arguments, stronger than the recipe
@@ -8,8 +8,13 @@ local recipe = {
   last_line = nil,     -- what to print when the recipe has ended
 }
 
--- Keys of a recipe that are no options of the library: how to run, not what.
-local own_keys = { plan = "boolean", resume = "boolean", stages = "table" }
+-- Keys of a recipe that are no options of the library: how to run, not what. A value has one of the types or is one of
+-- the texts.
+local own_keys = { plan = "boolean", resume = "boolean changed", stages = "table", source = "function native",
+  on_step = "function native" }
+
+-- Flags of a command line, as key=value.
+local flags = { ["--resume"] = "resume=true", ["--resume=changed"] = "resume=changed" }
 
 -- ---- errors ----------------------------------------------------------------------------------------------
 
@@ -194,7 +199,7 @@ local function place_of(caller, key, stage)
 end
 
 -- The argument key=value that decided an option, or nil.
-local function overridden(key, stage)
+function recipe.overridden(key, stage)
   for _, override in ipairs(recipe.overrides) do
     if override.key == key or stage and recipe.option_for(override, stage) == key then return override end
   end
@@ -204,7 +209,7 @@ end
 local function locate(failure, caller)
   if not recipe.is_error(failure) then return failure end
   local key, stage = failure.details.key, failure.details.stage
-  local from_command = key and overridden(key, stage)
+  local from_command = key and recipe.overridden(key, stage)
   local place = ""
   if from_command then
     place = string.format("argument %s=%s: ", from_command.key, from_command.value)
@@ -245,21 +250,53 @@ end
 
 -- ---- key=value arguments ---------------------------------------------------------------------------------
 
--- Takes key=value arguments (and --resume) out of a list of arguments and makes them overrides.
-function recipe.take_arguments(arguments)
-  local kept = 0
-  for i = 1, #arguments do
-    local argument = arguments[i]
-    local key, value = argument:match("^([%l][%l%d_]*[%l%d_.]*)=(.*)$")
-    arguments[i] = nil
-    if argument == "--resume" then key, value = "resume", "true" end
-    if key then
-      table.insert(recipe.overrides, 1, { key = key, value = value })  -- the last one wins
-    else
-      kept = kept + 1
-      arguments[kept] = argument
+-- How many letters one must insert, drop, replace or swap with the next to make one word the other.
+local function distance(one, other)
+  local rows = { [0] = {} }
+  for j = 0, #other do rows[0][j] = j end
+  for i = 1, #one do
+    rows[i] = { [0] = i }
+    for j = 1, #other do
+      local same = one:byte(i) == other:byte(j)
+      local least = math.min(rows[i - 1][j] + 1, rows[i][j - 1] + 1, rows[i - 1][j - 1] + (same and 0 or 1))
+      if i > 1 and j > 1 and one:byte(i) == other:byte(j - 1) and one:byte(i - 1) == other:byte(j) then
+        least = math.min(least, rows[i - 2][j - 2] + 1)
+      end
+      rows[i][j] = least
     end
   end
+  return rows[#one][#other]
+end
+
+-- A flag that is none of ours but close to one is a mistake; `strict` refuses every other one too.
+local function check_flag(argument, strict)
+  if not argument:find("^%-%-?%a") then return end
+  local word, nearest, least = argument:match("^[^=]*"), nil, 3
+  for _, flag in ipairs { "--resume", "--sandbox" } do
+    local far = distance(word, flag)
+    if far < least then nearest, least = flag, far end
+  end
+  if nearest or strict then
+    recipe.error("GLM52_E_INVALID", argument .. ": no such flag" .. (nearest and "; did you mean " .. nearest .. "?" or ""),
+      strict and not nearest and "flags of the recipe's own stand behind --" or "", { flag = argument })
+  end
+end
+
+-- Takes key=value arguments and flags out of a list of arguments and makes them overrides; what stands behind -- is the
+-- recipe's own.
+function recipe.take_arguments(arguments, strict)
+  local kept, own = {}, false
+  for i, argument in ipairs(arguments) do
+    local key, value = (flags[argument] or argument):match("^([%l][%l%d_]*[%l%d_.]*)=(.*)$")
+    if own or not key then
+      if not own and argument ~= "--" then check_flag(argument, strict) end
+      if own or not (strict and argument == "--") then kept[#kept + 1] = argument end
+      own = own or argument == "--"
+    else
+      table.insert(recipe.overrides, 1, { key = key, value = value })  -- the last one wins
+    end
+  end
+  for i = 1, math.max(#arguments, #kept) do arguments[i] = kept[i] end
 end
 
 -- Stage (name or number) and key of an argument stages.STAGE.KEY=value, or nil.
@@ -282,13 +319,13 @@ end
 
 -- Value of an override as text, or nil.
 function recipe.override(key)
-  local override = overridden(key)
+  local override = recipe.overridden(key)
   return override and override.value
 end
 
 -- ---- the table -------------------------------------------------------------------------------------------
 
-local function json_string(text)
+function recipe.quote(text)
   return '"' .. text:gsub('[%c"\\]', function(c) return string.format("\\u%04x", c:byte()) end) .. '"'
 end
 
@@ -298,6 +335,14 @@ local function json_number(value, key)
   end
   local whole = math.tointeger(value)  -- 1e9 is a float in Lua, and means an integer
   return whole and string.format("%d", whole) or (string.format("%.17g", value):gsub(",", "."))
+end
+
+-- The text of a JSON string, without its quotes.
+function recipe.unquote(text)
+  return (text:gsub("\\(.)(%x?%x?%x?%x?)", function(kind, code)
+    if kind == "u" then return utf8.char(tonumber(code, 16)) end
+    return (({ n = "\n", t = "\t", r = "\r", b = "\b", f = "\f" })[kind] or kind) .. code
+  end))
 end
 
 local to_json
@@ -321,7 +366,7 @@ local function json_object(object, key)
   table.sort(names)
   for i, name in ipairs(names) do
     local path = key and key .. "." .. name or name
-    items[i] = json_string(name) .. ":" .. to_json(object[name], path)
+    items[i] = recipe.quote(name) .. ":" .. to_json(object[name], path)
   end
   return "{" .. table.concat(items, ",") .. "}"
 end
@@ -332,7 +377,7 @@ function to_json(value, key)
     local list = #value > 0 or (next(value) == nil and key and key:find(".", 1, true))
     return list and json_list(value, key) or json_object(value, key)
   elseif kind == "string" then
-    return json_string(value)
+    return recipe.quote(value)
   elseif kind == "number" then
     return json_number(value, key)
   elseif kind == "boolean" then
@@ -342,18 +387,25 @@ function to_json(value, key)
     key, kind), "", { key = key })
 end
 
+local function is_own_value(value, kinds)
+  local kind = type(value) == "userdata" and tostring(getmetatable(value)):match("^glm52%.(native)$") or type(value)
+  for word in kinds:gmatch "%S+" do
+    if kind == word or value == word then return true end
+  end
+end
+
 -- Splits a recipe's table into its own keys and the options of the library; overrides of own keys are applied.
 function recipe.split(given)
   local own, options = {}, {}
   for key, value in pairs(given) do
     (own_keys[key] and own or options)[key] = value
   end
-  for key, kind in pairs(own_keys) do
+  for key, kinds in pairs(own_keys) do
     local text = recipe.override(key)
     if text == "true" or text == "false" then own[key] = text == "true" elseif text then own[key] = text end
-    if own[key] ~= nil and type(own[key]) ~= kind then
-      recipe.error("GLM52_E_INVALID", string.format("%s = %s is not a %s", key, tostring(own[key]), kind),
-        kind == "boolean" and "it is true or false" or "",
+    if own[key] ~= nil and not is_own_value(own[key], kinds) then
+      recipe.error("GLM52_E_INVALID", string.format("%s = %s is not a %s", key, tostring(own[key]), kinds:match "%S+"),
+        key == "resume" and 'it is true, false or "changed"' or kinds == "boolean" and "it is true or false" or "",
         { key = key })
     end
   end

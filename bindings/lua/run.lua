@@ -1,4 +1,5 @@
 -- What glm52.train returns: the trained model with its measurements.
+local recipe = require "glm52.recipe"
 local show = require "glm52.show"
 
 local Run = {}
@@ -16,13 +17,6 @@ function Run.new(fields)
   return setmetatable(fields, Run)
 end
 
-local function unquote(text)
-  return (text:gsub("\\(.)(%x?%x?%x?%x?)", function(kind, code)
-    if kind == "u" then return utf8.char(tonumber(code, 16)) end
-    return (({ n = "\n", t = "\t", r = "\r", b = "\b", f = "\f" })[kind] or kind) .. code
-  end))
-end
-
 -- Lines of a metrics file as tables of numbers, and the stage's name; null becomes NaN.
 function Run.read_metrics(path)
   local file = io.open(path, "r")
@@ -31,7 +25,7 @@ function Run.read_metrics(path)
   for line in file:lines() do
     local record, stage = {}, line:match('"stage":"(.-[^\\])"')
     for name, value in line:gmatch('"([%w_.]+)":([^,}"]+)') do record[name] = tonumber(value) or 0 / 0 end
-    record.stage = stage and unquote(stage)
+    record.stage = stage and recipe.unquote(stage)
     records[#records + 1] = record
   end
   file:close()

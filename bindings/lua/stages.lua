@@ -1,5 +1,5 @@
 -- The stages of a recipe: each is the recipe's options with the stage's own laid over them, and a name.
-local core = require "glm52.core"
+local core = require "glm52.classes"
 local recipe = require "glm52.recipe"
 
 local stages = {}

@@ -3,11 +3,14 @@
 #include <errno.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
+
+#include <xxhash.h>
 
 #include "binding.h"
 
@@ -39,11 +42,13 @@ static void on_signal(int number)
 /* system.catch_interrupts(context) */
 static int catch_interrupts(lua_State *L)
 {
-    glm52_context *context = handle_get(L, 1, &context_class);
+    glm52_context *context = handle_get(L, 1, class_named("context"));
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
 
     if (atomic_load(&interruptible)) return throw_error(L, GLM52_E_STATE, "another run trains in this process", "");
     received = 0;
+    lua_settop(L, 1); /* the context's log may need what its userdata keeps */
+    lua_setfield(L, LUA_REGISTRYINDEX, "glm52.interruptible");
     atomic_store(&interruptible, glm52_context_ref(context));
     sigemptyset(&action.sa_mask);
     for (int i = 0; i < SIGNALS; i++) sigaction(signals[i], &action, &host_action[i]);
@@ -54,11 +59,12 @@ static int release_interrupts(lua_State *L)
 {
     glm52_context *context = atomic_load(&interruptible);
 
-    (void)L;
     if (!context) return 0;
     for (int i = 0; i < SIGNALS; i++) sigaction(signals[i], &host_action[i], NULL);
     atomic_store(&interruptible, NULL);
     glm52_context_unref(&context);
+    lua_pushnil(L);
+    lua_setfield(L, LUA_REGISTRYINDEX, "glm52.interruptible");
     return 0;
 }
 
@@ -114,10 +120,23 @@ static int make_directory(lua_State *L)
     return luaL_fileresult(L, S_ISDIR(found.st_mode), NULL);
 }
 
+/* system.hash(text): XXH3 of 128 bits, in hexadecimal digits. */
+static int hash(lua_State *L)
+{
+    size_t bytes;
+    const char *text = luaL_checklstring(L, 1, &bytes);
+    XXH128_hash_t sum = XXH3_128bits(text, bytes);
+    char digits[40];
+
+    snprintf(digits, sizeof digits, "%016llx%016llx", (unsigned long long)sum.high64, (unsigned long long)sum.low64);
+    lua_pushstring(L, digits);
+    return 1;
+}
+
 static const luaL_Reg functions[] = {
     {"catch_interrupts", catch_interrupts}, {"release_interrupts", release_interrupts}, {"interrupted", interrupted},
     {"terminal", terminal}, {"seconds", seconds}, {"executable", executable},
-    {"make_directory", make_directory}, {NULL, NULL}};
+    {"make_directory", make_directory}, {"hash", hash}, {NULL, NULL}};
 
 void push_system(lua_State *L)
 {

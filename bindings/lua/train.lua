@@ -4,7 +4,7 @@
 --     metrics.jsonl, loss.svg     measurements
 --     config.json, *.safetensors  the trained model in the hub layout, written at the end
 --     state/, run.json            what it takes to go on: state.lua
-local core = require "glm52.core"
+local core = require "glm52.classes"
 local recipe = require "glm52.recipe"
 local plot = require "glm52.plot"
 local Progress = require "glm52.progress"
@@ -30,13 +30,14 @@ local function open(options, own)
   end)
   self.stages = stages.read(self.context, options, own)
   self.out = self.stages[1].config:get "out"
-  self.history, self.at, self.begin = {}, { step = 0 }, 1
+  self.on_step, self.source = own.on_step, own.source
+  self.history, self.at, self.begin, self.pack = {}, { step = 0 }, 1, 0
   self.stages[1].first = 0
   state.look(self, own.resume)
   if self.stages.named then stages.rehearse(options, own) end
   self.stage = self.stages[self.begin]
   local config = self.stage.config
-  self.dataset = core.dataset(self.context, config)
+  if not self.source or config:get "data.text" ~= "" then self.dataset = core.dataset(self.context, config) end
   if self.out ~= "" then state.make_directory(self.out) end
   self.model = core.model(self.context, config)
   self.optimizer = core.optimizer(self.model, config)
@@ -68,14 +69,15 @@ end
 local function announce(self)
   say("glm52", core.version() .. " on " .. self.context:describe_device())
   say("model", self.model:describe())
-  say("data", self.dataset:describe())
+  say("data", self.source and "from the recipe's source" or self.dataset:describe())
   if self.out ~= "" then say("out", self.out) end
   if self.resumes then
     recall_stages(self)
-    state.resume(self)
+    self.pack = state.resume(self)
   elseif self.out ~= "" then
-    os.remove(self.out .. "/run.json")  -- from here on its state is replaced
+    state.begin(self)
   end
+  if not self.source then self.dataset:seek(self.pack) end
   self.steps = last_step(self, self.begin)
   self.progress = Progress.new(self.steps, self.at.step, self.stages.named and self.stages)
   self.context:poll()
@@ -85,7 +87,7 @@ end
 
 -- Mean loss over held-out packs, at most `most` of them, evenly spread over the text; nil if nothing is held out.
 local function evaluate(self, step, most)
-  local packs = self.dataset:held_out_packs()
+  local packs = self.dataset and self.dataset:held_out_packs() or 0
   local count, batches = math.min(packs, most), {}
   if count == 0 then return nil end
   for i = 1, count do
@@ -98,8 +100,45 @@ local function evaluate(self, step, most)
   return loss
 end
 
+local function source_failed(self, what)
+  recipe.error("GLM52_E_CALLBACK", string.format("source gave %s for pack %d", what, self.pack),
+    "it gives a list of tokens, or a table of the fields of a batch: tokens, cu_seqlens, labels, loss_mask, row_mask",
+    { key = "source" })
+end
+
+-- A native source writes tokens to memory of ours, i64(i64 pack, ptr i32 tokens, i64 capacity), and says how many.
+local function call_native_source(self)
+  self.room = self.room or core.tensor("I32", number(self.stage.config, "train.microbatch_tokens"))
+  local count = self.source(self.pack, self.room, #self.room)
+  if math.type(count) ~= "integer" or count <= 0 or count > #self.room then
+    source_failed(self, tostring(count) .. " tokens")
+  end
+  return self.room:first(count)
+end
+
+-- The next pack, from the recipe's source or the dataset.
+local function fill(self, batch)
+  if not self.source then return self.dataset:next(batch) end
+  local given = type(self.source) == "function" and self.source(self.pack) or
+    type(self.source) == "userdata" and call_native_source(self)
+  local fields = type(given) == "table" and given.tokens and given or { tokens = given }
+  if type(given) ~= "table" and type(given) ~= "userdata" then source_failed(self, tostring(given)) end
+  batch:set("tokens", fields.tokens)  -- clears the others
+  for field, values in pairs(fields) do
+    if field ~= "tokens" then batch:set(field, values) end
+  end
+  self.pack = self.pack + 1
+end
+
+-- What on_step says: a function gets all metrics, a native one i32(i64 step, f64 loss); true (not 0) ends the training.
+local function ask_to_stop(self)
+  if type(self.on_step) == "function" then return self.on_step(self.step:metrics()) end
+  local answer = self.on_step(self.at.step, self.at.loss)
+  return answer and answer ~= 0
+end
+
 local function train_step(self)
-  for _, batch in ipairs(self.batches) do self.dataset:next(batch) end
+  for _, batch in ipairs(self.batches) do fill(self, batch) end
   self.step:run(self.batches)
   local at = self.at
   at.step, at.loss = math.tointeger(self.step:metric "step"), self.step:metric "loss"
@@ -133,6 +172,7 @@ local function train_stage(self, stage)
     local evaluates = eval_every > 0 and step % eval_every == 0 and step < stage.last
     if evaluates then self.at.held_out = evaluate(self, self.step, packs_under_way) end
     self.progress:show(self.at, evaluates)
+    if self.on_step and ask_to_stop(self) then self.stopped, stage.last = true, step end
     if save_every > 0 and step % save_every == 0 and step < stage.last then state.save(self) end
     self.context:poll()
   end
@@ -157,6 +197,7 @@ local function train_loop(self)
   for index = self.begin, #self.stages do
     begin_stage(self, index)
     train_stage(self, self.stage)
+    if self.stopped then return end
   end
   return_to_trained(self)
 end
@@ -240,7 +281,11 @@ local function train(options, own)
   local done, result = pcall(train_loop, self)
   self.progress:finish()
   if not done and was_cancelled(result) then done, result = pcall(stop, self) end
-  if done then done, result = pcall(finish, self) end
+  if done then
+    done, result = pcall(finish, self)
+  elseif self.on_step or self.source then  -- one of them may have failed: what was trained before that is kept
+    pcall(state.save, self)
+  end
   if not done and was_cancelled(result) and not result.details.signal then done, result = pcall(stop_late, self) end
   system.release_interrupts()
   if not done then error(result, 0) end

@@ -67,6 +67,14 @@ echo 'local x; x.y = 1' >recipe.lua
 answers "a mistake in Lua" 1 "glm52: recipe.lua:1: attempt to index a nil value (local 'x')" "$glm52" train recipe.lua
 answers "a recipe that is not there" 1 "glm52: cannot open none.lua: No such file or directory" \
     "$glm52" train none.lua
+answers "a mistyped flag" 2 "glm52: --resum: no such flag; did you mean --resume?" "$glm52" train small.lua --resum
+answers "an unknown flag" 2 "glm52: --fast: no such flag
+  flags of the recipe's own stand behind --" "$glm52" train small.lua --fast
+answers "a mistyped flag under lua5.4" 1 "lua5.4: --reusme: no such flag; did you mean --resume?" \
+    env LUA_CPATH="$modules/?.so" lua5.4 small.lua --reusme
+echo 'print(arg[1], arg[2], arg[3], ...)' >recipe.lua
+"$glm52" train recipe.lua one -- --fast a=1 >out 2>err
+holds "arguments of the recipe's own" grep -q '^one	--fast	a=1	one	--fast	a=1$' out
 answers "an unknown option in glm52 config" 1 "glm52: optim.lrr: no such option; did you mean optim.lr?" \
     "$glm52" config optim.lrr
 holds "nothing was written by runs that failed" test ! -e small
@@ -130,14 +138,47 @@ holds "an interrupted run is not replaced unasked" grep -q '^glm52: small.lua:8:
 "$glm52" train small.lua --resume optim.lr=0.02 data.pack_tokens=255 >out 2>err
 holds "a resumed run must read the same data" grep -q 'data.pack_tokens = 255, but the state' err
 step=$(sed -n 's/.*"step":\([0-9]*\),"stage_begin.*/\1/p' small/run.json)
-"$glm52" train small.lua --resume "train.steps=$((step + 2))" >out 2>err
+answers "a resumed run must be the same recipe" 1 "glm52: small.lua:6: optim.decay_steps = 0, but the state in small was \
+trained with 6
+  restore it; to go on with the change, give it as an argument, optim.decay_steps=0, or resume = \"changed\" (--resume=changed)" \
+    "$glm52" train small.lua --resume "train.steps=$((step + 2))"
+replaced 's/lr = 1e-2/lr = 2e-2/'
+"$glm52" train recipe.lua --resume=changed "train.steps=$((step + 1))" optim.decay_steps=6 >out 2>err
+holds "or changes are agreed to, and named" grep -q '^changed  optim.lr = 0.02, was 0.01' out
+"$glm52" train small.lua --resume optim.decay_steps=6 optim.lr=0.01 "train.steps=$((step + 2))" >out 2>err
 holds "it goes on" last_line out "held-out loss N"
 holds "with every step measured once" \
     awk -v last=$((step + 2)) -F '[:,]' '/"loss":/ { n++; if (n != $2) exit }
         END { exit n != last }' small/metrics.jsonl
 "$glm52" train small.lua train.steps=2 out=two optim.decay_steps=6 >out 2>err
-"$glm52" train small.lua out=two optim.decay_steps=6 --resume >out 2>err
+"$glm52" train small.lua out=two optim.decay_steps=6 train.steps=6 --resume >out 2>err
 holds "a resumed run ends with the weights of an uninterrupted one" cmp uninterrupted two/model.safetensors
+
+# ---- what the state is of
+
+mv two/run.json kept
+missing="glm52: small.lua:8: two/state holds a state of step 6, but two/run.json, which says of what run, is missing
+  restore it; resume=false starts anew and replaces the state"
+sed 's/out = "small"/out = "two"/' small.lua >two.lua
+missing=$(echo "$missing" | sed 's/small.lua/two.lua/')
+answers "a state without its run is not gone on from" 1 "$missing" "$glm52" train two.lua --resume
+answers "nor replaced unasked" 1 "$missing" "$glm52" train two.lua
+sed 's/"optim.lr":"0.01"/"optim.lr":"0.02"/' kept >two/run.json
+answers "a run.json that was edited" 1 "glm52: two/run.json is damaged: the recipe in it has another hash than it says
+  restore it, or start anew with resume = false" "$glm52" train two.lua --resume
+mv kept two/run.json
+holds "its hash is of the recipe" sh -c 'sed -n "2,/^]/p" two/run.json | sed "\$d" | head -c -1 | xxh128sum 2>/dev/null |
+    grep -q "$(sed -n "s/.*xxh3-128:\([0-9a-f]*\).*/\1/p" two/run.json)" || ! command -v xxh128sum'
+cp two/state/step-000006/config.json kept
+sed 's/"rope_theta": [0-9.]*/"rope_theta": 77.0/' kept >two/state/step-000006/config.json
+answers "a state of another model" 1 "glm52: two.lua:3: model.rope_theta = 10000.0, but the state in two was trained with 77.0
+  two/state/step-000006/config.json says so: is it the state of another run?" \
+    "$glm52" train two.lua --resume optim.decay_steps=6
+mv kept two/state/step-000006/config.json
+rm -r two/state
+"$glm52" train two.lua --resume >out 2>err
+holds "without a state a run starts anew" grep -q '^resume   there is no state to go on from' out
+
 rm -r small
 interrupt TERM
 holds "SIGTERM ends with status 143" test $? = 143
