@@ -77,17 +77,20 @@ static const char *parse(lua_State *L, const char *text, struct signature *s)
     if ((s->result = find_type(text, (size_t)(open - text))) == TYPES || s->result > PTR)
         return lua_pushfstring(L, "its result, %s, is none of void i32 u32 i64 u64 f32 f64 str ptr",
                                lua_pushlstring(L, text, (size_t)(open - text)));
-    for (at = open + 1; at < close && s->count < ARGUMENTS; s->count++) {
+    for (at = open + 1; at + strspn(at, " ") < close || s->count; s->count++) {
         size_t length = strcspn(at, ",)");
         enum type type = find_type(at, length);
-        if (!s->count && at + length == close && at + strspn(at, " ") == close) break; /* () */
+        if (s->count == ARGUMENTS) return lua_pushfstring(L, "it has more than %d arguments", ARGUMENTS);
         if (type == TYPES || type == VOID)
             return lua_pushfstring(L, "argument %d, %s, is none of i32 u32 i64 u64 f32 f64 str ptr, and ptr to u8 i32 i64 f32 f64",
                                    s->count + 1, lua_pushlstring(L, at, length));
         s->argument[s->count] = type;
         at += length + 1;
+        if (at > close) {
+            s->count++;
+            break;
+        }
     }
-    if (at < close) return lua_pushfstring(L, "it has more than %d arguments", ARGUMENTS);
 
     int n = snprintf(s->text, WORDS, "%s(", types[s->result].name);
     for (int i = 0; i < s->count; i++)

@@ -119,10 +119,10 @@ end
 -- The next pack, from the recipe's source or the dataset.
 local function fill(self, batch)
   if not self.source then return self.dataset:next(batch) end
-  local given = type(self.source) == "function" and self.source(self.pack) or
-    type(self.source) == "userdata" and call_native_source(self)
-  local fields = type(given) == "table" and given.tokens and given or { tokens = given }
+  local given
+  if type(self.source) == "function" then given = self.source(self.pack) else given = call_native_source(self) end
   if type(given) ~= "table" and type(given) ~= "userdata" then source_failed(self, tostring(given)) end
+  local fields = type(given) == "table" and given.tokens and given or { tokens = given }
   batch:set("tokens", fields.tokens)  -- clears the others
   for field, values in pairs(fields) do
     if field ~= "tokens" then batch:set(field, values) end

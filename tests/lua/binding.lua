@@ -1,26 +1,12 @@
 -- The Lua binding below recipes: handles, errors, values, numbers as text.
--- Usage: lua5.4 binding.lua MODULE_FOLDER TEXT; prints TAP.
-package.cpath = arg[1] .. "/?.so"
+-- Usage: lua5.4 binding.lua FOLDER_OF_TESTS MODULE_FOLDER TEXT; prints TAP.
+package.path = arg[1] .. "/?.lua;" .. package.path
+package.cpath = arg[2] .. "/?.so;" .. package.cpath
 local glm52 = require "glm52"
 local recipe, show, plot = require "glm52.recipe", require "glm52.show", require "glm52.plot"
-
-local count = 0
-local function case(name, f)
-  count = count + 1
-  local done, reason = xpcall(f, debug.traceback)
-  print(string.format("%sok %d - %s", done and "" or "not ", count, name))
-  if not done then print((tostring(reason):gsub("[^\n]+", "# %0"))) end
-end
-
-local function equal(got, expected)
-  if got ~= expected then error(string.format("got %s, expected %s", tostring(got), tostring(expected)), 2) end
-end
-
-local function failure(f, ...)
-  local done, problem = pcall(f, ...)
-  assert(not done, "should have failed")
-  return problem
-end
+local tap = require "tap"
+local seconds = require("glm52.core").system.seconds
+local case, equal, failure, refused = tap.case, tap.equal, tap.failure, tap.refused
 
 local shape = [[{"model": {"preset": "tiny", "num_hidden_layers": 2, "hidden_size": 32}}]]
 local function tiny_model()
@@ -32,7 +18,7 @@ end
 
 case("errors are objects with status, message, hint and details", function()
   local config = glm52.config(glm52.context())
-  local problem = failure(config.set, config, "optim.lrr", "1")
+  local _, problem = pcall(config.set, config, "optim.lrr", "1")
   equal(problem.status, -2)
   equal(problem.name, "GLM52_E_INVALID")
   equal(problem.details.key, "optim.lrr")
@@ -107,7 +93,7 @@ case("a dataset gives packs by number", function()
   local context = glm52.context()
   local config = glm52.config(context)
   config:load_json(shape)
-  config:set("data.text", arg[2])
+  config:set("data.text", arg[3])
   config:set("data.pack_tokens", 100)
   local dataset, a, b = glm52.dataset(context, config), glm52.batch(context), glm52.batch(context)
   dataset:seek(7)
@@ -183,4 +169,83 @@ case("a picture holds its curves, and copes with none", function()
   assert(#plot.loss("long", long, {}) < 200000)
 end)
 
-print("1.." .. count)
+case("the hash is XXH3 of 128 bits", function()
+  local hash = require("glm52.core").system.hash
+  equal(hash "", "99aa06d3014798d86001c324468d497f")
+  assert(hash "a" ~= hash "b" and #hash "a" == 32)
+end)
+
+case("arguments are converted, or refused by number", function()
+  local context = glm52.context { threads = 1 }
+  local config, batch = glm52.config(context), glm52.batch(context)
+  config:set("optim.lr", 0.1 + 0.2)
+  equal(tonumber((config:get "optim.lr")), 0.1 + 0.2)
+  config:set("train.rl_safe", true)
+  config:set("train.steps", 7)
+  equal(config:get "train.rl_safe" .. config:get "train.steps", "true7")
+  refused("bad argument #2 to '?' (a text with a zero byte in it)", config.set, config, "a\0b", 1)
+  refused("bad argument #3 to '?' (string expected, got nil)", config.set, config, "optim.lr")
+  config:set("model.preset", "tiny")
+  assert(config:dump(true):find "architectures")
+  equal(config:dump(), config:dump(false))
+  local model = tiny_model()
+  refused("'F31' is no glm52_dtype; it is one of F32 BF16", model.save, model, "x", "F31")
+  refused("-1 is out of range 0 ..", model.generate, model, { 1 }, -1)
+  refused("element 1 of the list is x, not an integer", model.generate, model, { "x" }, 1)
+  refused("element 1 of the list, 4294967296, does not fit I32", model.generate, model, { 1 << 32 }, 1)
+  refused("a tensor of I64, wanted is I32", model.generate, model, glm52.tensor("I64", 2), 1)
+  refused("an empty list of glm52.batch", glm52.step(model).evaluate, glm52.step(model), {})
+  refused("glm52.batch expected, got nil", glm52.step(model).evaluate, glm52.step(model))
+  refused("0 is out of range 1 ..", model.parameter, model, 0)
+  refused("thread is no option of a context", glm52.context, { thread = 1 })
+  equal(glm52.feature "nothing", false)
+  equal(glm52.status_name(-2), "GLM52_E_INVALID")
+  batch:set("tokens", glm52.tensor("I32", { 5, 6 }))
+  equal(table.concat(batch:get "tokens", " "), "5 6")
+  equal(#glm52.config_describe(), #glm52.options())
+  equal(glm52.config_describe(1).key, glm52.options()[1].key)
+end)
+
+case("tensors are read and written", function()
+  local model, config, context = tiny_model()
+  local weight = model:value "model.norm.weight"
+  weight[2] = 0.75
+  equal(model:value "model.norm.weight"[2], 0.75)
+  equal(tostring(weight), "glm52.tensor F32 [32]")
+  equal(#weight:bytes(), 128)
+  equal(weight[33], nil)
+  refused("33 is no element of 1 .. 32", function() weight[33] = 1 end)
+  refused("not a number", function() weight[1] = "x" end)
+  local halves = glm52.tensor("BF16", { 1.5, 1 / 3, -2 })
+  equal(halves[1], 1.5)
+  assert(math.abs(halves[2] - 1 / 3) < 1e-3)
+  equal(#halves:first(2), 2)
+  refused("element 1 of the tensor, 256, does not fit U8", function() glm52.tensor("U8", 1)[1] = 256 end)
+  refused("'F8' is none of", glm52.tensor, "F8", 1)
+  local meta = glm52.context { device = "meta" }
+  config = glm52.config(meta)
+  config:set("model.preset", "tiny")
+  equal(#glm52.model(meta, config):parameter() > 10, true)
+end)
+
+case("a call costs less than two microseconds", function()
+  local model, config, context = tiny_model()
+  local step, batch = glm52.step(model, glm52.optimizer(model), config), glm52.batch(context)
+  batch:set("tokens", { ("And God said, Let there be light"):byte(1, -1) })
+  step:run(batch)
+  for name, call in pairs { ["context:memory()"] = function() return context:memory() end,
+    ["batch:tokens()"] = function() return batch:tokens() end, ["step:metric \"loss\""] = function() return step:metric "loss" end,
+    ["config:get \"optim.lr\""] = function() return config:get "optim.lr" end,
+    ["model:parameter_count()"] = function() return model:parameter_count() end } do
+    local best = math.huge
+    for _ = 1, 30 do  -- the machine may be busy
+      local begin = seconds()
+      for _ = 1, 2000 do call() end
+      best = math.min(best, (seconds() - begin) / 2000)
+    end
+    print(string.format("# %s: %.3f us", name, best * 1e6))
+    assert(os.getenv "ASAN_OPTIONS" or best < 2e-6, name)
+  end
+end)
+
+tap.done()

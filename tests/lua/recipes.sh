@@ -167,8 +167,6 @@ sed 's/"optim.lr":"0.01"/"optim.lr":"0.02"/' kept >two/run.json
 answers "a run.json that was edited" 1 "glm52: two/run.json is damaged: the recipe in it has another hash than it says
   restore it, or start anew with resume = false" "$glm52" train two.lua --resume
 mv kept two/run.json
-holds "its hash is of the recipe" sh -c 'sed -n "2,/^]/p" two/run.json | sed "\$d" | head -c -1 | xxh128sum 2>/dev/null |
-    grep -q "$(sed -n "s/.*xxh3-128:\([0-9a-f]*\).*/\1/p" two/run.json)" || ! command -v xxh128sum'
 cp two/state/step-000006/config.json kept
 sed 's/"rope_theta": [0-9.]*/"rope_theta": 77.0/' kept >two/state/step-000006/config.json
 answers "a state of another model" 1 "glm52: two.lua:3: model.rope_theta = 10000.0, but the state in two was trained with 77.0
