@@ -13,7 +13,7 @@
 #include "binding.h"
 #include "sources.h"
 
-enum { HOOK = 100, BYTES_PER_INSTRUCTION = 64, DEPTH = 32 };
+enum { HOOK = 100, BYTES_PER_INSTRUCTION = 64, DEPTH = 32, ENTRIES = 100000 };
 
 struct guest {
     size_t held, memory;  /* bytes, and their limit */
@@ -106,25 +106,36 @@ static int run_guest(lua_State *S)
 
 /* ---- plain data from one state to the other ---- */
 
-static void copy_value(lua_State *L, lua_State *S, int index, int depth);
+struct copying {
+    lua_State *from;
+    int depth, entries;
+};
 
-static void copy_table(lua_State *L, lua_State *S, int index, int depth)
+static void copy_value(lua_State *L, struct copying *copying, int index);
+
+static void copy_table(lua_State *L, struct copying *copying, int index)
 {
-    if (depth > DEPTH) luaL_error(L, "the sandboxed recipe gives tables within tables, more than %d deep or without end", DEPTH);
+    lua_State *S = copying->from;
+
+    if (++copying->depth > DEPTH)
+        luaL_error(L, "the sandboxed recipe gives tables within tables, more than %d deep or without end", DEPTH);
     luaL_checkstack(L, 4, NULL);
     if (!lua_checkstack(S, 4)) luaL_error(L, "no memory");
     lua_newtable(L);
     lua_pushnil(S);
-    while (lua_next(S, index)) {
-        copy_value(L, S, lua_gettop(S) - 1, depth + 1);
-        copy_value(L, S, lua_gettop(S), depth + 1);
+    while (lua_next(S, index)) { /* a table that is met twice counts twice */
+        if (++copying->entries > ENTRIES) luaL_error(L, "the sandboxed recipe gives more than %d entries", ENTRIES);
+        copy_value(L, copying, lua_gettop(S) - 1);
+        copy_value(L, copying, lua_gettop(S));
         lua_rawset(L, -3);
         lua_pop(S, 1);
     }
+    copying->depth--;
 }
 
-static void copy_value(lua_State *L, lua_State *S, int index, int depth)
+static void copy_value(lua_State *L, struct copying *copying, int index)
 {
+    lua_State *S = copying->from;
     size_t bytes;
     const char *text;
 
@@ -140,7 +151,7 @@ static void copy_value(lua_State *L, lua_State *S, int index, int depth)
         text = lua_tolstring(S, index, &bytes);
         lua_pushlstring(L, text, bytes);
         break;
-    case LUA_TTABLE: copy_table(L, S, index, depth); break;
+    case LUA_TTABLE: copy_table(L, copying, index); break;
     default:
         throw_error(L, GLM52_E_INVALID, lua_pushfstring(L, "the sandboxed recipe gives a %s", luaL_typename(S, index)),
                     "from a sandbox only numbers, texts, true, false and tables of them come out");
@@ -195,8 +206,20 @@ static struct guest *open_guest(lua_State *L, struct owner **owner)
     return guest;
 }
 
+/* Raises what went wrong in the guest, as a text of the host's. */
+static int explain_failure(lua_State *L, lua_State *S, const struct guest *guest, int failed)
+{
+    if (guest->spent || failed == LUA_ERRMEM)
+        lua_pushfstring(L, "the sandbox's budget of %s is spent", guest->spent ? guest->spent : "memory");
+    else if (lua_type(S, -1) == LUA_TSTRING)
+        lua_pushstring(L, lua_tostring(S, -1));
+    else
+        lua_pushfstring(L, "the sandboxed recipe failed with a %s", luaL_typename(S, -1));
+    return lua_error(L);
+}
+
 /* sandbox(text, chunk name, {memory =, instructions =, seconds =}, {arguments}): the table that the recipe gives to
- * glm52.train, and the line where; an error is a text, with "limit" behind it if a limit was met. */
+ * glm52.train, and the line where. */
 int evaluate_sandboxed(lua_State *L)
 {
     struct request request = {.chunk = luaL_checkstring(L, 2)};
@@ -221,23 +244,13 @@ int evaluate_sandboxed(lua_State *L)
     lua_pushlightuserdata(S, &request);
     int failed = lua_pcall(S, 1, 2, 0);
     lua_sethook(S, NULL, 0, 0);
-    if (failed || guest->spent) {
-        int memory = failed == LUA_ERRMEM && !guest->spent;
-        if (memory)
-            lua_pushfstring(L, "the sandbox's budget of memory is spent");
-        else if (guest->spent)
-            lua_pushfstring(L, "the sandbox's budget of %s is spent", guest->spent);
-        else if (lua_type(S, -1) == LUA_TSTRING)
-            lua_pushstring(L, lua_tostring(S, -1));
-        else
-            lua_pushfstring(L, "the sandboxed recipe failed with a %s", luaL_typename(S, -1));
-        return lua_error(L);
-    }
-    int line = (int)lua_tointeger(S, -1);
+    if (failed || guest->spent) return explain_failure(L, S, guest, failed);
+    struct copying copying = {S, 0, 0};
+    lua_Integer line = lua_tointeger(S, -1);
     if (lua_isnil(S, -2))
         lua_pushnil(L);
     else
-        copy_value(L, S, lua_gettop(S) - 1, 0);
+        copy_value(L, &copying, lua_gettop(S) - 1);
     lua_pushinteger(L, line);
     return 2;
 }
