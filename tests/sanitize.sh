@@ -24,6 +24,9 @@ ASAN_OPTIONS=$options:detect_leaks=1 \
 
 # The interpreter of these was built without the sanitizer, and what it holds at the end is its own affair; mawk, which they
 # use, compares beyond the end of its buffers.
-[ $# != 0 ] || meson test -C $build --print-errorlogs --timeout-multiplier 10 --suite lua --wrap \
+[ $# != 0 ] || meson test -C $build --print-errorlogs --timeout-multiplier 10 --suite lua --no-suite slow --wrap \
     "env LD_PRELOAD=$(${CC:-cc} -print-file-name=libasan.so) ASAN_OPTIONS=$options:detect_leaks=0:strict_memcmp=0" || status=$?
+# What Lua leaves behind, by the command, whose interpreter ends in order.
+[ $# != 0 ] || [ ! -x $build/bindings/lua/glm52 ] || ASAN_OPTIONS=$options:detect_leaks=1 OMP_NUM_THREADS=1 \
+    $build/bindings/lua/glm52 train tests/lua/lifetimes.lua tests/lua || status=$?
 exit $status

@@ -5,6 +5,7 @@ package = "glm52"
 version = "scm-1"
 source = { url = "git+file://." }
 description = {
+  license = "not stated",
   summary = "Trains GLM-5.2",
   detailed = "Recipes, and the classes of libglm52: contexts, configs, models, batches, datasets, optimizers, steps.",
 }

@@ -74,7 +74,7 @@ verdict $? "the call table is written"
 flags=$(pkg-config --cflags lua5.4 2>/dev/null || pkg-config --cflags lua-5.4)
 # The table comes first, so that the one in the archive is not taken.
 {
-    "$cc" -std=gnu11 -fPIC -shared -o "$folder/glm52.so" -I"$folder" -I"$sources" $flags "$folder/calls.c" "$folder/new.c" \
+    env -u LD_PRELOAD "$cc" -std=gnu11 -fPIC -shared -o "$folder/glm52.so" -I"$folder" -I"$sources" $flags "$folder/calls.c" "$folder/new.c" \
         -Wl,-u,luaopen_glm52 "$archive" "$library" -Wl,-rpath,"$(dirname "$library")" -lffi -lxxhash -ldl -Wl,-z,nodelete
 } >"$folder/log" 2>&1
 verdict $? "and linked with the binding as it is"
