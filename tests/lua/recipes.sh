@@ -177,6 +177,31 @@ rm -r two/state
 "$glm52" train two.lua --resume >out 2>err
 holds "without a state a run starts anew" grep -q '^resume   there is no state to go on from' out
 
+# ---- a recipe that is not trusted
+
+cat >recipe.lua <<'END'
+local glm52 = require "glm52"
+local run = glm52.train { model = { preset = "tiny", num_hidden_layers = 2, hidden_size = 32, vocab_size = 256 },
+  data = { text = arg[1], pack_tokens = 256, document_tokens = 128 }, train = { steps = 2, microbatch_tokens = 256 },
+  out = "fenced" }
+print("sample:" .. run:sample "And")
+END
+"$glm52" train recipe.lua --sandbox text >out 2>err
+holds "a sandboxed recipe trains what it describes" last_line out "held-out loss N"
+holds "after it was evaluated" test "$(head -n 1 out)" = "sample:" -a -s fenced/model.safetensors
+"$glm52" plan --sandbox recipe.lua text >out 2>err
+holds "and has a plan" grep -q 'FLOP/s sustained' out
+answers "its mistakes are placed" 1 "glm52: recipe.lua:3: data.text = /etc/passwd leaves the current directory, which a \
+sandboxed recipe may not
+  give it as an argument: data.text=PATH" "$glm52" train recipe.lua --sandbox /etc/passwd
+answers "arguments may name any path" 1 "glm52: argument data.text=/none: data.text: cannot open /none: No such file or directory
+  set data.text to a text file that exists and can be read" "$glm52" train --sandbox recipe.lua text data.text=/none
+echo 'os.remove "text"' >recipe.lua
+answers "nothing else is there" 1 "glm52: recipe.lua:1: attempt to index a nil value (global 'os')" \
+    "$glm52" train recipe.lua --sandbox
+echo 'while true do end' >recipe.lua
+answers "and no end of time" 1 "glm52: the sandbox's budget of instructions is spent" "$glm52" train recipe.lua --sandbox
+
 rm -r small
 interrupt TERM
 holds "SIGTERM ends with status 143" test $? = 143
