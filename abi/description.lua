@@ -75,7 +75,7 @@ local function finish_struct(s, d)
   for i = 2, #s do
     local field = s[i]
     s.fields[#s.fields + 1] = { name = field[1], ctype = field[2], since = field.since or d.releases[1],
-      boolean = field.boolean, lasts = field.lasts }
+      lasts = field.lasts }
   end
 end
 
@@ -107,7 +107,7 @@ end
 local THREADS = { one = true, any = true, signal = true }
 
 local function check_function(f, d)
-  local known = set "dir gives nullable keeps len_of boolean default each fills"
+  local known = set "dir gives nullable keeps len_of default each fills"
   local released = false
   for _, release in ipairs(d.releases) do released = released or release == f.since end
   if not released then problem("%s: since = %q is no release of the list at the top", f.name, f.since) end
@@ -192,17 +192,17 @@ local function check_units(owner, key, ctype, d)
   local unit = (d.units[owner.name] or {})[key]
   if wants_unit(ctype) and not unit then problem("%s: units does not tell what %s means", owner.name, key) end
   if unit and not wants_unit(ctype) then problem("%s: units tells of %s, which is %s", owner.name, key, ctype) end
-  return unit
+  return unit, unit == d.truth
 end
 
 local function take_units(d)
   local known = {}
   for _, f in ipairs(d.functions) do
     known[f.name], known[f.name .. ".result"] = true, true
-    f.unit = check_units(f, "result", f.returns:find("%*") and "char" or f.returns, d)
+    f.unit, f.boolean = check_units(f, "result", f.returns:find("%*") and "char" or f.returns, d)
     for _, p in ipairs(f.params) do
       known[f.name .. "." .. p.name] = true
-      p.unit = check_units(f, p.name, p.ctype, d)
+      p.unit, p.boolean = check_units(f, p.name, p.ctype, d)
       local shaped = p.unit and p.unit:match("^%[(%w+)%]")
       if shaped and not (f.params[shaped] and f.params[shaped].len_of) then
         problem("%s: %s has the shape [%s], which counts nothing", f.name, p.name, shaped)
@@ -218,7 +218,7 @@ local function take_units(d)
     known[s.name] = true
     for i, field in ipairs(s.fields) do
       known[s.name .. "." .. field.name] = true
-      if i > 2 and not field.name:find("^reserved") then field.unit = check_units(s, field.name, field.ctype, d) end
+      if i > 2 and not field.name:find("^reserved") then field.unit, field.boolean = check_units(s, field.name, field.ctype, d) end
     end
   end
   for owner, list in pairs(d.units) do

@@ -26,7 +26,13 @@ cat >"$folder/rows" <<'END'
     { "values", "const double *" }, { "count", "uint64_t", len_of = "values" }, { "least", "double" },
     { "limit", "uint64_t", len_of = "kept" }, { "kept", "double *", dir = "out" },
     { "found", "uint64_t *", dir = "out", fills = "kept" } } },
-  { "glm52_tomorrow", "int32_t", boolean = true, threads = "any", params = { { "day", "int64_t" }, { "word", "const char *" } } },
+  { "glm52_tomorrow", "int32_t", threads = "any", params = { { "day", "int64_t" }, { "word", "const char *" } } },
+END
+cat >"$folder/units" <<'END'
+  glm52_batch_scaled = { factor = "a factor", out = "tokens" },
+  glm52_batch_above = { values = "[count] numbers", count = "numbers", least = "a number", limit = "numbers",
+    kept = "[limit] numbers", found = "numbers" },
+  glm52_tomorrow = { result = truth, day = "days" },
 END
 cat >"$folder/declarations" <<'END'
 
@@ -64,7 +70,8 @@ int32_t glm52_tomorrow(int64_t day, const char *word)
     return day == (int64_t)strlen(word);
 }
 END
-sed "/^local functions = {/r $folder/rows" "$description" >"$folder/glm52.api"
+sed "/^local functions = {/r $folder/rows
+/^local units = {/r $folder/units" "$description" >"$folder/glm52.api"
 sed "/^\/\* ---- dataset /{
 r $folder/declarations
 }" "$header" >"$folder/glm52.h"
@@ -99,12 +106,12 @@ verdict $? "Lua calls the new functions"
 
 # ---- what has no counterpart in Lua
 
-sed 's/{ "day", "int64_t" }/{ "day", "const void *" }/' "$folder/glm52.api" >"$folder/other.api"
+sed 's/{ "day", "int64_t" }/{ "day", "const void *" }/; s/day = "days"/day = "a day"/' "$folder/glm52.api" >"$folder/other.api"
 sed 's/glm52_tomorrow(int64_t day/glm52_tomorrow(const void *day/' "$folder/glm52.h" >"$folder/other.h"
 ! "$lua" "$generator" lua "$folder/other.api" "$folder/other.h" >"$folder/calls.c" 2>"$folder/log" &&
     grep -q '^glm52_tomorrow: Lua has no counterpart for day, const void \*' "$folder/log"
 verdict $? "a type that Lua cannot give is refused, with what to do"
-sed 's/"int32_t", boolean = true, threads = "any", params = { { "day"/"int32_t", lua = false, params = { { "day"/' \
+sed 's/"int32_t", threads = "any", params = { { "day"/"int32_t", lua = false, params = { { "day"/' \
     "$folder/other.api" >"$folder/hand.api"
 "$lua" "$generator" lua "$folder/hand.api" "$folder/other.h" >"$folder/calls.c" 2>"$folder/log" &&
     ! grep -q glm52_tomorrow "$folder/calls.c"
