@@ -236,6 +236,14 @@ struct product;
                          : F##N                                                                    \
                          : "l"(whole_descriptor(a)), "l"(whole_descriptor(b)), "n"(TA), "n"(TB));  \
         }                                                                                          \
+        /* d = A B: the first step of a sum */                                                     \
+        static __device__ __forceinline__ void start(float (&d)[N / 2], uint32_t a, uint32_t b)    \
+        {                                                                                          \
+            asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" L##N         \
+                         "}, %" #A ", %" #B ", 0, 1, 1, %" #TA_ ", %" #TB_ ";\n"                   \
+                         : F##N                                                                    \
+                         : "l"(whole_descriptor(a)), "l"(whole_descriptor(b)), "n"(TA), "n"(TB));  \
+        }                                                                                          \
     };
 PRODUCT(16, 8, 9, 10, 11)
 PRODUCT(32, 16, 17, 18, 19)
@@ -254,6 +262,16 @@ PRODUCT(224, 112, 113, 114, 115)
 PRODUCT(240, 120, 121, 122, 123)
 PRODUCT(256, 128, 129, 130, 131)
 #undef PRODUCT
+
+/* d[64, 128] += A[64, 16] B[16, 128] with A in registers, as a warp's mma.sync has it, 16 rows a warp. */
+template <int TB>
+__device__ __forceinline__ void add_product128(float (&d)[64], const uint32_t (&a)[4], uint32_t b)
+{
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" L128
+                 "}, {%64,%65,%66,%67}, %68, 1, 1, 1, %69;\n"
+                 : F128
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(whole_descriptor(b)), "n"(TB));
+}
 
 /* After mma_wait<0>: keeps the compiler from reading the accumulators before it. */
 template <int N>

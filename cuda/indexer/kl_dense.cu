@@ -308,7 +308,7 @@ void learn_chunk(cuda_device *d, const arguments &x, const score_call &scores)
 
     if (x.lse == x.own_lse) teacher_lse_kernel<T><<<dim3(rows, (unsigned)x.t.heads), THREADS, 0, d->stream>>>(x);
     teacher_mean_kernel<T><<<dim3(keys, rows), THREADS, 0, d->stream>>>(x);
-    score_rows(d, scores, x.first, x.rows, SCORES_SEEN, x.score);
+    score_rows(d, scores, x.first, x.rows, SCORES_SEEN, x.i.keys, x.score);
     loss_kernel<<<(unsigned)x.rows, THREADS, 0, d->stream>>>(x);
     rows_kernel<T><<<dim3(rows, (unsigned)x.i.heads, columns), THREADS, 0, d->stream>>>(x);
     keys_kernel<T><<<dim3(keys, columns), THREADS, 0, d->stream>>>(x);

@@ -9,7 +9,7 @@
 
 namespace {
 
-constexpr size_t SLAB = (size_t)64 << 20; /* bytes of scores at a time */
+constexpr size_t SLAB = (size_t)128 << 20; /* bytes of scores at a time */
 constexpr int64_t FEWEST_ROWS = 128;      /* but at least so many rows: a tile's */
 
 template <class T> constexpr int TILE = sizeof(T) == 2 ? 128 : 64;
@@ -31,7 +31,7 @@ __device__ bool wanted(const score_call &c, int64_t row, int64_t rows, int64_t k
 
 template <class T>
 __global__ __launch_bounds__(TILE_THREADS) void scores_kernel(const score_call c, int64_t first, int64_t rows, score_use use,
-                                                              float *scores)
+                                                              int64_t stride, float *scores)
 {
     using product = tile<T, TILE<T>, TILE<T>, ALONG, ALONG>;
     __shared__ typename product::shared shared;
@@ -61,20 +61,23 @@ __global__ __launch_bounds__(TILE_THREADS) void scores_kernel(const score_call c
 
         if (row >= left || at >= c.i.keys) continue;
         const bool seen = at >= c.start[first + i + row] && at < c.end[first + i + row];
-        if (seen || use == SCORES_ALL) scores[(i + row) * c.i.keys + at] = seen ? total[e] : -INFINITY;
+        if (seen || use == SCORES_ALL) scores[(i + row) * stride + at] = seen ? total[e] : -INFINITY;
     }
 }
 
+/* Elements from one row of the slab to the next: whole lines of memory. */
+int64_t slab_stride(const struct indexer *i) { return (i->keys + 31) / 32 * 32; }
+
 int64_t chunk_rows(const struct indexer *i)
 {
-    const int64_t fit = i->keys ? (int64_t)(SLAB / sizeof(float)) / i->keys : i->rows;
+    const int64_t fit = i->keys ? (int64_t)(SLAB / sizeof(float)) / slab_stride(i) : i->rows;
 
     return std::min(std::max(fit / FEWEST_ROWS * FEWEST_ROWS, FEWEST_ROWS), i->rows);
 }
 
 size_t index_select_bytes(struct stream *, const struct indexer *i)
 {
-    return (size_t)(chunk_rows(i) * i->keys) * sizeof(float);
+    return (size_t)(chunk_rows(i) * slab_stride(i)) * sizeof(float);
 }
 
 void index_select(struct stream *s, const struct indexer *i, const void *q, const void *key, const float *weight,
@@ -82,14 +85,14 @@ void index_select(struct stream *s, const struct indexer *i, const void *q, cons
 {
     cuda_device *d = device_of(s);
     const score_call c = score_call_of(i, q, key, weight, start, end);
-    const int64_t step = chunk_rows(i);
+    const int64_t step = chunk_rows(i), stride = slab_stride(i);
 
     count_index_select(s, i);
     for (int64_t first = 0; first < i->rows; first += step) {
         const int64_t rows = std::min(step, i->rows - first);
 
-        score_rows(d, c, first, rows, SCORES_SELECT, (float *)workspace);
-        select_rows(d, first, rows, i->keys, i->k, (const float *)workspace, start, end, true, selected, nullptr);
+        score_rows(d, c, first, rows, SCORES_SELECT, stride, (float *)workspace);
+        select_rows(d, first, rows, i->keys, stride, i->k, (const float *)workspace, start, end, true, selected, nullptr);
     }
     launched(d, "index_select");
 }
@@ -98,7 +101,8 @@ void index_scores(struct stream *s, const struct indexer *i, const void *q, cons
                   const int32_t *start, const int32_t *end, float *scores)
 {
     count_index_scores(s, i);
-    score_rows(device_of(s), score_call_of(i, q, key, weight, start, end), 0, i->rows, SCORES_ALL, scores);
+    score_rows(device_of(s), score_call_of(i, q, key, weight, start, end), 0, i->rows, SCORES_ALL, i->keys,
+               scores);
     launched(device_of(s), "index_scores");
 }
 
@@ -107,7 +111,7 @@ void select_topk(struct stream *s, int64_t rows, int64_t keys, int32_t k, const 
 {
     count_select_topk(s, rows, keys, k);
     if (rows == 0) return;
-    select_rows(device_of(s), 0, rows, keys, k, scores, start, end, false, selected, length);
+    select_rows(device_of(s), 0, rows, keys, keys, k, scores, start, end, false, selected, length);
     launched(device_of(s), "select_topk");
 }
 
@@ -119,14 +123,15 @@ score_call score_call_of(const struct indexer *i, const void *q, const void *key
     return {*i, q, key, weight, start, end, i->width % WIDE == 0 && aligned16(q) && aligned16(key)};
 }
 
-void score_rows(cuda_device *d, const score_call &c, int64_t first, int64_t rows, score_use use, float *scores)
+void score_rows(cuda_device *d, const score_call &c, int64_t first, int64_t rows, score_use use, int64_t stride,
+                float *scores)
 {
-    if (rows == 0 || c.i.keys == 0) return;
+    if (rows == 0 || c.i.keys == 0 || hopper_score_rows(d, c, first, rows, use, stride, scores)) return;
     with_type(c.i.type, [&](auto element) {
         using T = decltype(element);
         const dim3 grid((unsigned)divided(c.i.keys, TILE<T>), (unsigned)divided(rows, TILE<T>));
 
-        scores_kernel<T><<<grid, TILE_THREADS, 0, d->stream>>>(c, first, rows, use, scores);
+        scores_kernel<T><<<grid, TILE_THREADS, 0, d->stream>>>(c, first, rows, use, stride, scores);
     });
 }
 

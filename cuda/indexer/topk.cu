@@ -1,13 +1,20 @@
-/* A block a row. The k-th best score is found exactly: fp32 scores map to integers of the same order, a histogram of their
- * leading 11 bits finds the bin of the k-th best, those of the next 11 and the last 10 refine it. One pass in order of
- * position then emits what lies above it, and ties until k are there. */
+/* A block a row. Every element has a place of its own in the order: 64 bits, the score's rank (fp32 scores map to integers of
+ * the same order) above the position counted backwards. The lowest place that is selected is found digit by digit:
+ *
+ * The row is read once for a histogram of the first digit, 11 bits, and again to mark in a bitmap what lies above the digit
+ * of the k-th, and to list what shares it; the list, some hundred elements, gives the other digits. Where the list overflows
+ * (many scores alike in their leading bits, or equal) further digits come from histograms of the row. Ties need no care of
+ * their own: positions are digits too. The bitmap then yields the positions in order. */
 #include "indexer/topk.cuh"
 
 #include <cfloat>
 
 namespace {
 
-constexpr int THREADS = 512, BINS = 2048, EACH = BINS / THREADS;
+constexpr int BINS = 2048;
+constexpr int LIST = 192;               /* places a warp can list */
+constexpr int AHEAD = 8;                /* loads of a thread in flight */
+constexpr int64_t WINDOW = 1 << 20;     /* positions that the bitmap holds */
 
 /* Rises with the score; 0 for what is never selected, -inf and NaN. Adding 0 turns -0 into +0. */
 __device__ __forceinline__ uint32_t rank_of(float score)
@@ -17,96 +24,238 @@ __device__ __forceinline__ uint32_t rank_of(float score)
     return score >= -FLT_MAX ? bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u) : 0;
 }
 
-/* What is known of the k-th best rank: its bits from the last shift up, and how many with these bits are to be taken. */
+__device__ __forceinline__ uint64_t place_of(uint32_t rank, int position)
+{
+    return (uint64_t)rank << 32 | ~(uint32_t)position;
+}
+
+__host__ __device__ constexpr int shift_of(int digit) /* bits below it */
+{
+    return digit == 0 ? 53 : digit == 1 ? 42 : digit == 2 ? 32 : digit == 3 ? 21 : digit == 4 ? 10 : 0;
+}
+__host__ __device__ constexpr int bits_of(int digit) { return digit % 3 == 2 ? 10 : 11; }
+
+/* What is known of the k-th best place: its leading bits, how many of the places that share them are to be taken, and how
+ * many there are. */
 struct narrowed {
-    uint32_t prefix;
-    int need;
+    uint64_t prefix;
+    int need, count;
 };
 
-/* Learns `bits` more bits at `shift`. Returns how many ranks were counted. */
-__device__ int narrow(narrowed *at, const float *scores, int count, int shift, int bits)
+/* One row: the positions first .. end - 1, from `base` on, a multiple of 32. */
+struct row {
+    const float *scores;
+    int base, first, end;
+};
+
+/* Calls visit(rank, position) for every position of the row; whole warps at a time, 0 stands for the rank of positions that
+ * the row does not have. */
+template <int THREADS, class F>
+__device__ __forceinline__ void each_rank(const row &r, int from, int to, F &&visit)
 {
-    __shared__ int bins[BINS];
-    __shared__ narrowed found;
+    for (int i = from + (int)threadIdx.x; i - (int)(threadIdx.x % 32) < to; i += THREADS * AHEAD) {
+        float score[AHEAD];
+
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++) {
+            const int at = i + j * THREADS;
+
+            score[j] = at >= r.first && at < to ? r.scores[at] : -INFINITY;
+        }
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++) visit(rank_of(score[j]), i + j * THREADS);
+    }
+}
+
+struct on_chip {
+    int bins[BINS];
+    narrowed found;
+    bool overflow;
+};
+
+/* `at` learns the digit that the bins have counted, and the bins are emptied. Returns how many were counted; if fewer than
+ * needed, `at` stays. Begins and ends with a barrier. */
+template <int THREADS>
+__device__ int learn_digit(on_chip *s, narrowed *at, int digit)
+{
+    constexpr int EACH = BINS / THREADS;
     int own = 0, all, above;
 
     __syncthreads();
-    for (int b = threadIdx.x; b < BINS; b += THREADS) bins[b] = 0;
-    __syncthreads();
-    for (int i = threadIdx.x; i < count; i += THREADS) {
-        const uint32_t rank = rank_of(scores[i]);
-
-        if (rank != 0 && (shift + bits == 32 || rank >> (shift + bits) == at->prefix))
-            atomicAdd(&bins[rank >> shift & ((1u << bits) - 1)], 1);
-    }
-    __syncthreads();
     /* Thread 0 has the highest bins, so that what comes before a thread is above its bins. */
     const int top = BINS - 1 - (int)threadIdx.x * EACH;
-    for (int j = 0; j < EACH; j++) own += bins[top - j];
+#pragma unroll
+    for (int j = 0; j < EACH; j++) own += s->bins[top - j];
     above = block_before<THREADS>(own, &all);
     if (above < at->need && at->need <= above + own) {
         int j = 0;
 
-        for (; above + bins[top - j] < at->need; j++) above += bins[top - j];
-        found = {at->prefix << bits | (uint32_t)(top - j), at->need - above};
+        for (; above + s->bins[top - j] < at->need; j++) above += s->bins[top - j];
+        s->found = {at->prefix << bits_of(digit) | (uint64_t)(top - j), at->need - above, s->bins[top - j]};
     }
+#pragma unroll
+    for (int j = 0; j < EACH; j++) s->bins[top - j] = 0;
     __syncthreads();
-    if (all >= at->need) *at = found;
+    if (all >= at->need) *at = s->found;
     return all;
 }
 
-/* Writes the positions of what is above the threshold, and of the first ties; returns their number. */
-__device__ int emit(const narrowed &at, bool everything, const float *scores, int count, int first, int32_t *selected)
+/* Whether a place has the leading digits found so far, and the bin of its next one. */
+__device__ __forceinline__ void count_place(on_chip *s, const narrowed &at, uint64_t place, int digit)
 {
-    int n = 0, ties = 0;
+    if (digit == 0 || place >> (shift_of(digit) + bits_of(digit)) == at.prefix)
+        atomicAdd(&s->bins[place >> shift_of(digit) & ((1 << bits_of(digit)) - 1)], 1);
+}
 
-    for (int base = 0; base < count; base += THREADS) {
-        const int i = base + threadIdx.x;
-        const uint32_t rank = i < count ? rank_of(scores[i]) : 0;
-        const bool tie = !everything && rank != 0 && rank == at.prefix;
-        int all_ties = 0, all;
+/* A warp's list. */
+struct list {
+    uint64_t *place;
+    int count;
+};
 
-        const int tie_number = everything ? 0 : ties + block_before<THREADS>(tie, &all_ties);
-        const bool taken = everything ? rank != 0 : rank > at.prefix || (tie && tie_number < at.need);
-        const int number = n + block_before<THREADS>(taken, &all);
+/* Marks what lies above the digits found, lists what shares them. false: too many to list. */
+template <int THREADS, bool LEADING>
+__device__ bool collect(on_chip *s, const row &r, const narrowed &at, int digit, bool mark, uint32_t *bitmap, list *l)
+{
+    const int lane = threadIdx.x % 32;
+    const uint32_t lower = (1u << lane) - 1;
 
-        if (taken) selected[number] = first + i;
-        ties += all_ties;
+    if (threadIdx.x == 0) s->overflow = false;
+    __syncthreads();
+    l->count = 0;
+    each_rank<THREADS>(r, r.base, r.end, [&](uint32_t rank, int position) {
+        const uint64_t place = place_of(rank, position);
+        const uint64_t lead = LEADING ? rank >> 21 : place >> shift_of(digit);
+        const bool candidate = LEADING ? (uint32_t)lead == (uint32_t)at.prefix && rank != 0 : lead == at.prefix && rank != 0;
+        const bool above = LEADING ? (uint32_t)lead > (uint32_t)at.prefix : lead > at.prefix;
+        const uint32_t candidates = __ballot_sync(~0u, candidate), marks = __ballot_sync(~0u, above);
+        const int number = l->count + __popc(candidates & lower);
+
+        if (candidate && number < LIST) l->place[number] = place;
+        l->count += __popc(candidates);
+        if (mark && lane == 0 && position < r.end) bitmap[(position - r.base) / 32] = marks;
+    });
+    if (l->count > LIST) s->overflow = true;
+    __syncthreads();
+    return !s->overflow;
+}
+
+__device__ __forceinline__ void set_bit(uint32_t *bitmap, int at) { atomicOr(&bitmap[at / 32], 1u << at % 32); }
+
+/* Writes the marked positions, of which bit 0 is `base`, as selected[n], ...; returns the new n. */
+template <int THREADS>
+__device__ int emit(const uint32_t *bitmap, int words, int base, int n, int32_t *selected)
+{
+    for (int from = 0; from < words; from += THREADS) {
+        const int w = from + (int)threadIdx.x;
+        uint32_t bits = w < words ? bitmap[w] : 0;
+        int all, at = n + block_before<THREADS>(__popc(bits), &all);
+
+        for (; bits; bits &= bits - 1) selected[at++] = base + w * 32 + __ffs(bits) - 1;
         n += all;
     }
     return n;
 }
 
-__global__ __launch_bounds__(THREADS) void select_kernel(int64_t first_row, int64_t keys, int32_t k, const float *scores,
-                                                         const int32_t *start, const int32_t *end, bool all_short,
-                                                         int32_t *selected, int32_t *length)
+/* Marks and writes every place from `lowest` on, a window at a time; the row is read once more. */
+template <int THREADS>
+__device__ int emit_from(const row &r, uint64_t lowest, uint32_t *bitmap, int32_t *selected)
 {
-    const int64_t row = first_row + blockIdx.x;
-    const int first = start[row], count = max(end[row] - first, 0);
-    narrowed at = {0, k};
-    int n = count;
+    int n = 0;
 
-    scores += blockIdx.x * keys + first;
-    selected += row * k;
-    if (all_short && count <= k) {
-        for (int j = threadIdx.x; j < count; j += THREADS) selected[j] = first + j;
-    } else {
-        const bool everything = narrow(&at, scores, count, 21, 11) <= k;
+    for (int64_t window = r.base; window < r.end; window += WINDOW) {
+        const int from = (int)window, to = (int)min((int64_t)r.end, window + WINDOW);
 
-        if (!everything) {
-            narrow(&at, scores, count, 10, 11);
-            narrow(&at, scores, count, 0, 10);
-        }
-        n = emit(at, everything, scores, count, first, selected);
+        __syncthreads();
+        each_rank<THREADS>(r, from, to, [&](uint32_t rank, int position) {
+            const uint32_t marks = __ballot_sync(~0u, rank != 0 && place_of(rank, position) >= lowest);
+
+            if (threadIdx.x % 32 == 0 && position < to) bitmap[(position - from) / 32] = marks;
+        });
+        __syncthreads();
+        n = emit<THREADS>(bitmap, (to - from + 31) / 32, from, n, selected);
     }
+    return n;
+}
+
+/* Selects of a row of which more than k elements may be eligible; returns how many there are, at most k. */
+template <int THREADS>
+__device__ int select_row(on_chip *s, const row &r, int32_t k, uint64_t *lists, uint32_t *bitmap, int32_t *selected)
+{
+    narrowed at = {0, k, 0};
+    list l = {lists + threadIdx.x / 32 * LIST, 0};
+    const bool mark = r.end - r.base <= WINDOW;
+    int digit = 0;
+
+    for (int b = threadIdx.x; b < BINS; b += THREADS) s->bins[b] = 0;
+    __syncthreads();
+    each_rank<THREADS>(r, r.base, r.end, [&](uint32_t rank, int) {
+        if (rank != 0) atomicAdd(&s->bins[rank >> 21], 1);
+    });
+    if (learn_digit<THREADS>(s, &at, 0) <= k) return emit_from<THREADS>(r, 0, bitmap, selected);
+    while (at.count > THREADS / 32 * LIST ||
+           !(digit == 0 ? collect<THREADS, true>(s, r, at, digit, mark, bitmap, &l)
+                        : collect<THREADS, false>(s, r, at, digit, mark, bitmap, &l))) {
+        digit++;
+        each_rank<THREADS>(r, r.base, r.end, [&](uint32_t rank, int position) {
+            if (rank != 0) count_place(s, at, place_of(rank, position), digit);
+        });
+        learn_digit<THREADS>(s, &at, digit);
+    }
+    while (at.need < at.count) { /* until all that share the digits are taken */
+        digit++;
+        for (int i = threadIdx.x % 32; i < l.count; i += 32) count_place(s, at, l.place[i], digit);
+        learn_digit<THREADS>(s, &at, digit);
+    }
+    const uint64_t lowest = at.prefix << shift_of(digit);
+    if (!mark) return emit_from<THREADS>(r, lowest, bitmap, selected);
+    for (int i = threadIdx.x % 32; i < l.count; i += 32)
+        if (l.place[i] >= lowest) set_bit(bitmap, (int)~(uint32_t)l.place[i] - r.base);
+    __syncthreads();
+    return emit<THREADS>(bitmap, (r.end - r.base + 31) / 32, r.base, 0, selected);
+}
+
+template <int THREADS>
+__global__ __launch_bounds__(THREADS, 2048 / THREADS) void select_kernel(int64_t first_row, int64_t stride, int32_t k,
+                                                                        const float *scores, const int32_t *start,
+                                                                        const int32_t *end, bool all_short,
+                                                                        int32_t *selected, int32_t *length)
+{
+    extern __shared__ uint64_t memory[];
+    __shared__ on_chip s;
+    uint64_t *lists = memory;
+    uint32_t *bitmap = (uint32_t *)(lists + THREADS / 32 * LIST);
+    const int64_t number = first_row + blockIdx.x;
+    const row r = {scores + blockIdx.x * stride, start[number] & ~31, start[number], max(end[number], start[number])};
+    int n = r.end - r.first;
+
+    selected += number * k;
+    if (all_short && n <= k)
+        for (int j = threadIdx.x; j < n; j += THREADS) selected[j] = r.first + j;
+    else
+        n = select_row<THREADS>(&s, r, k, lists, bitmap, selected);
     for (int j = n + threadIdx.x; j < k; j += THREADS) selected[j] = -1;
-    if (length && threadIdx.x == 0) length[row] = n;
+    if (length && threadIdx.x == 0) length[number] = n;
+}
+
+template <int THREADS>
+void launch(cuda_device *d, int64_t first, int64_t rows, int64_t keys, int64_t stride, int32_t k, const float *scores,
+            const int32_t *start, const int32_t *end, bool all_short, int32_t *selected, int32_t *length)
+{
+    const size_t bitmap = (size_t)(std::min(keys + 31, WINDOW) + 31) / 32 * sizeof(uint32_t);
+    const size_t bytes = THREADS / 32 * LIST * sizeof(uint64_t) + bitmap;
+
+    cudaFuncSetAttribute(select_kernel<THREADS>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    select_kernel<THREADS><<<(unsigned)rows, THREADS, bytes, d->stream>>>(first, stride, k, scores, start, end, all_short,
+                                                                         selected, length);
 }
 
 } /* namespace */
 
-void select_rows(cuda_device *d, int64_t first, int64_t rows, int64_t keys, int32_t k, const float *scores,
+void select_rows(cuda_device *d, int64_t first, int64_t rows, int64_t keys, int64_t stride, int32_t k, const float *scores,
                  const int32_t *start, const int32_t *end, bool all_short, int32_t *selected, int32_t *length)
 {
-    select_kernel<<<(unsigned)rows, THREADS, 0, d->stream>>>(first, keys, k, scores, start, end, all_short, selected, length);
+    /* Few rows: more threads on each. */
+    (rows > 2 * d->multiprocessors ? launch<512> : launch<1024>)(d, first, rows, keys, stride, k, scores, start, end,
+                                                                 all_short, selected, length);
 }

@@ -84,7 +84,8 @@ struct embed {
     glm52_dtype type, gradient; /* gradient: of the table, F32 or BF16 */
 };
 
-/* Lightning indexer (model.md 2.3): score[t,u] = sum_h weight[t,h] * relu(q[t,h] . key[u]); scales are in weight. */
+/* Lightning indexer (model.md 2.3): score[t,u] = sum_h weight[t,h] * relu(q[t,h] . key[u]); scales are in weight. q and key
+ * are 16-byte aligned. */
 struct indexer {
     int64_t rows, keys;
     int32_t heads, width, k;

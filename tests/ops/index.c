@@ -81,6 +81,18 @@ static void check_row(const struct problem *p, int64_t t, const double *score, c
     ck_assert_msg(best_left <= lowest + slack, "row %d leaves out %.9g but takes %.9g", (int)t, best_left, lowest);
 }
 
+/* What is selected is to the bit what the rule makes of index_scores. */
+static void check_rule(const struct problem *p, struct array *selected, const struct array *scores)
+{
+    struct array *again = array_output(GLM52_DTYPE_I32, p->shape.rows * p->shape.k);
+    struct array *length = array_output(GLM52_DTYPE_I32, p->shape.rows);
+
+    ops->select_topk(device, p->shape.rows, p->shape.keys, p->shape.k, scores->at, p->start->at, p->end->at, again->at,
+                     length->at);
+    array_fetch(again);
+    check_exact(selected, again->value);
+}
+
 static void check(const struct problem *p)
 {
     struct array *selected = array_output(GLM52_DTYPE_I32, p->shape.rows * p->shape.k);
@@ -99,7 +111,7 @@ static void check(const struct problem *p)
         check_same(scores);
     }
     check_close(scores, want, limit);
-    array_fetch(selected);
+    check_rule(p, selected, scores);
     for (int64_t t = 0; t < p->shape.rows; t++)
         check_row(p, t, want + t * p->shape.keys, selected->value + t * p->shape.k, 2 * limit * largest);
 }
@@ -125,77 +137,121 @@ CASE(index_select, "one document longer than every tile")
     check(&p);
 }
 
+CASE(index_select, "32 bf16 heads of 128: documents that end within tiles, rows that see nothing")
+{
+    struct problem p = problem(GLM52_DTYPE_BF16, 32, 128, 23, (const int[]){1, 31, 150, 2, 71, 5, 0}, 11);
+
+    check(&p);
+}
+
+CASE(index_select, "32 bf16 heads of 128: one document longer than every tile")
+{
+    struct problem p = problem(GLM52_DTYPE_BF16, 32, 128, 65, (const int[]){407, 0}, 0);
+
+    check(&p);
+}
+
 CASE(index_select, "k larger than the keys selects all of them")
 {
     struct problem p = problem(GLM52_DTYPE_F32, 5, 11, 97, (const int[]){19, 7, 0}, 6);
+    struct problem bf16 = problem(GLM52_DTYPE_BF16, 32, 128, 97, (const int[]){19, 7, 0}, 6);
 
     check(&p);
+    check(&bf16);
 }
 
 CASE(index_select, "no rows")
 {
     struct problem p = problem(GLM52_DTYPE_F32, 5, 11, 3, (const int[]){0}, 0);
+    struct problem bf16 = problem(GLM52_DTYPE_BF16, 32, 128, 3, (const int[]){0}, 0);
 
     check(&p);
+    check(&bf16);
 }
 
-/* Scores that are exact in fp32 tie exactly: the lower key wins. relu makes most of them 0. */
-CASE(index_select, "exact ties go to the lower key")
+/* Fills an array with whole numbers of magnitude up to `most`. */
+static void draw_whole(struct array *a, int64_t most)
 {
-    struct problem p = problem(GLM52_DTYPE_F32, 3, 5, 6, (const int[]){67, 0}, 0);
-    struct array *selected = array_output(GLM52_DTYPE_I32, p.shape.rows * p.shape.k);
-    double *scores, *want = doubles(p.shape.rows * p.shape.k);
+    for (int64_t i = 0; i < a->count; i++)
+        a->value[i] = (double)draw_between(-most, most);
+    array_push(a);
+}
 
-    for (int64_t i = 0; i < p.q->count; i++)
-        p.q->value[i] = (double)draw_between(-1, 1);
-    for (int64_t i = 0; i < p.key->count; i++)
-        p.key->value[i] = (double)draw_between(-1, 1);
-    for (int64_t i = 0; i < p.weight->count; i++)
-        p.weight->value[i] = (double)draw_between(-2, 2);
-    array_push(p.q);
-    array_push(p.key);
-    array_push(p.weight);
-    scores = plain_scores(&p);
-    for (int64_t t = 0; t < p.shape.rows; t++) {
-        char taken[67] = {0};
+/* For scores that are exact in fp32: the best k of each row one after the other, by plain search. */
+static void check_ties(const struct problem *p)
+{
+    struct array *selected = array_output(GLM52_DTYPE_I32, p->shape.rows * p->shape.k);
+    double *scores = plain_scores(p), *want = doubles(p->shape.rows * p->shape.k), *taken = doubles(p->shape.keys);
+
+    for (int64_t t = 0; t < p->shape.rows; t++) {
+        int64_t start = (int64_t)p->start->value[t], end = (int64_t)p->end->value[t];
         int32_t n = 0;
 
-        for (int32_t j = 0; j < p.shape.k && j <= t; j++) {
+        for (int64_t u = start; u < end; u++)
+            taken[u] = 0;
+        for (int32_t j = 0; j < p->shape.k && j < end - start; j++) {
             int64_t best = -1;
 
-            for (int64_t u = 0; u <= t; u++)
-                if (!taken[u] && (best < 0 || scores[t * p.shape.keys + u] > scores[t * p.shape.keys + best]))
+            for (int64_t u = start; u < end; u++)
+                if (taken[u] == 0 && (best < 0 || scores[t * p->shape.keys + u] > scores[t * p->shape.keys + best]))
                     best = u;
             taken[best] = 1;
         }
-        for (int64_t u = 0; u < 67; u++)
-            if (taken[u])
-                want[t * p.shape.k + n++] = (double)u;
-        for (; n < p.shape.k; n++)
-            want[t * p.shape.k + n] = -1;
+        for (int64_t u = start; u < end; u++)
+            if (taken[u] != 0)
+                want[t * p->shape.k + n++] = (double)u;
+        for (; n < p->shape.k; n++)
+            want[t * p->shape.k + n] = -1;
     }
-    ops->index_select(device, &p.shape, p.q->at, p.key->at, p.weight->at, p.start->at, p.end->at, selected->at,
-                      array_workspace(ops->index_select_bytes(device, &p.shape))->at);
+    ops->index_select(device, &p->shape, p->q->at, p->key->at, p->weight->at, p->start->at, p->end->at, selected->at,
+                      array_workspace(ops->index_select_bytes(device, &p->shape))->at);
     check_exact(selected, want);
 }
 
-CASE(index_select, "keys whose score is NaN are not selected")
+/* Scores that are exact in fp32 tie exactly: the lower key wins. relu makes many of them 0. */
+CASE(index_select, "exact ties go to the lower key")
 {
-    struct problem p = problem(GLM52_DTYPE_F32, 4, 8, 6, (const int[]){50, 0}, 0);
-    struct array *selected = array_output(GLM52_DTYPE_I32, p.shape.rows * p.shape.k);
+    struct problem p = problem(GLM52_DTYPE_F32, 3, 5, 6, (const int[]){67, 0}, 0);
+    struct problem bf16 = problem(GLM52_DTYPE_BF16, 32, 128, 37, (const int[]){70, 233, 0}, 0);
+
+    for (int most = 2; most >= 0; most--) { /* 0: all scores are equal */
+        draw_whole(p.q, 1);
+        draw_whole(p.key, 1);
+        draw_whole(p.weight, most);
+        check_ties(&p);
+        draw_whole(bf16.q, 1);
+        draw_whole(bf16.key, 1);
+        draw_whole(bf16.weight, most);
+        for (int64_t i = 0; i < bf16.weight->count; i++) /* few heads, so that scores meet */
+            bf16.weight->value[i] *= i % 32 == 5;
+        array_push(bf16.weight);
+        check_ties(&bf16);
+    }
+}
+
+static void check_nan(struct problem p)
+{
+    int32_t k = p.shape.k;
+    struct array *selected = array_output(GLM52_DTYPE_I32, p.shape.rows * k);
 
     for (int64_t u = 0; u < 40; u += 3)
-        p.key->value[u * 8 + 5] = NAN;
+        p.key->value[u * p.shape.width + 5] = NAN;
     array_push(p.key);
     ops->index_select(device, &p.shape, p.q->at, p.key->at, p.weight->at, p.start->at, p.end->at, selected->at,
                       array_workspace(ops->index_select_bytes(device, &p.shape))->at);
     array_fetch(selected);
     for (int64_t t = 20; t < 50; t++) /* these rows see at least 6 others */
-        for (int64_t j = 0; j < 6; j++) {
-            int64_t u = (int64_t)selected->value[t * 6 + j];
+        for (int64_t j = 0; j < k; j++) {
+            int64_t u = (int64_t)selected->value[t * k + j];
 
             ck_assert_msg(u >= 0 && (u >= 40 || u % 3), "row %d selects key %d", (int)t, (int)u);
         }
+}
+
+CASE(index_select, "keys whose score is NaN are not selected")
+{
+    check_nan(problem(GLM52_DTYPE_F32, 4, 8, 6, (const int[]){50, 0}, 0));
+    check_nan(problem(GLM52_DTYPE_BF16, 32, 128, 6, (const int[]){50, 0}, 0));
 }
 
 static void bench(glm52_dtype type, int32_t heads, int32_t width, int32_t k, int rows)
@@ -223,4 +279,9 @@ BENCH(index_select, "256 of 4096 causal, 8 heads of 64, bf16")
 BENCH(index_select, "64 of 2048 causal, 4 heads of 32")
 {
     bench(GLM52_DTYPE_F32, 4, 32, 64, 2048);
+}
+
+BENCH(index_select, "2048 of 8192 causal, 32 heads of 128, bf16")
+{
+    bench(GLM52_DTYPE_BF16, 32, 128, 2048, 8192);
 }

@@ -146,6 +146,26 @@ CASE(select_topk, "exact ties, zeros of both signs, scores that differ in the la
         }
 }
 
+/* More elements alike than a search could list. */
+CASE(select_topk, "long rows of exact ties; many rows of them")
+{
+    double (*const score[])(void) = {tied, close_together, all_equal};
+
+    for (int i = 0; i < 3; i++) {
+        struct problem few = problem(3, 20011, 2048, score[i]), many = problem(301, 1501, 97, score[i]);
+
+        check(&few);
+        check(&many);
+    }
+}
+
+CASE(select_topk, "a row of more than a million")
+{
+    struct problem p = problem(2, 1053007, 2048, draw_normal);
+
+    check(&p);
+}
+
 CASE(select_topk, "NaN of both signs and minus infinity are never selected")
 {
     for (int32_t k = 1; k < 700; k *= 5) {
