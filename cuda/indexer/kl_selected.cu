@@ -4,7 +4,10 @@
  *     dweight[h] = sum_u g[u] relu(d[h,u]).
  *
  * A block a row for the loss, dq and dweight, KEYS keys at a time in shared memory; then a block a key, which looks up the
- * rows that selected it and adds them in their order. fp32 throughout. */
+ * rows that selected it and adds them in their order. fp32 throughout. bf16 of the size that is trained goes another way:
+ * kl_selected.cuh. */
+#include "indexer/kl_selected.cuh"
+
 #include "indexer/index_kl.cuh"
 
 namespace {
@@ -44,15 +47,6 @@ __host__ __device__ size_t on_chip_layout(const struct indexer &i, float *base, 
     c->dweight = c->dot + KEYS * (i.heads + 1);
     c->score = c->dweight + i.heads;
     return (2 * row + KEYS * (i.width + 1) + KEYS * (i.heads + 1) + i.heads + i.k) * sizeof(float);
-}
-
-size_t index_kl_selected_bytes(struct stream *, const struct indexer *i)
-{
-    size_t used = 0;
-
-    carve<float>(nullptr, &used, i->rows * i->k);
-    carve<int32_t>(nullptr, &used, i->rows);
-    return used;
 }
 
 __device__ int count_keys(const int32_t *selected, int32_t k)
@@ -224,26 +218,101 @@ __global__ __launch_bounds__(THREADS) void keys_kernel(const arguments x)
     for (int e = threadIdx.x; e < x.i.width; e += THREADS) x.dkey[u * x.i.width + e] = dkey[e];
 }
 
+size_t layout(const struct indexer *i, void *base, float **slope, int32_t **count)
+{
+    size_t used = 0;
+
+    *slope = carve<float>(base, &used, i->rows * i->k);
+    *count = carve<int32_t>(base, &used, i->rows);
+    return used;
+}
+
+void learn(cuda_device *d, arguments x, void *workspace)
+{
+    on_chip c;
+    const size_t rows_bytes = on_chip_layout(x.i, nullptr, &c), keys_bytes = 2 * (size_t)x.i.width * sizeof(float);
+
+    layout(&x.i, workspace, &x.slope, &x.count);
+    with_type(x.i.type, [&](auto element) {
+        using T = decltype(element);
+
+        allow_shared(rows_kernel<T>, rows_bytes);
+        if (x.i.rows > 0) rows_kernel<T><<<(unsigned)x.i.rows, THREADS, rows_bytes, d->stream>>>(x);
+        if (x.i.keys > 0) keys_kernel<T><<<(unsigned)x.i.keys, THREADS, keys_bytes, d->stream>>>(x);
+    });
+}
+
+/* ---- the fast form ---- */
+
+constexpr size_t SLAB = (size_t)128 << 20;  /* bytes of entries at a time, */
+constexpr int64_t FEWEST_ROWS = 256;        /* but at least so many rows */
+
+bool is_fast(const struct indexer *i)
+{
+    return i->type == GLM52_DTYPE_BF16 && i->heads == KL_HEADS && i->width == KL_WIDTH && i->k <= KL_MOST_KEYS && i->rows > 0 &&
+           i->rows <= INT32_MAX / KL_HEADS && i->keys > 0;
+}
+
+int64_t chunk_rows(const kl_call &c)
+{
+    const int64_t fit = (int64_t)(SLAB / sizeof(entry)) / (c.tiles * KL_KEYS) / KL_ROWS * KL_ROWS;
+
+    return std::min({std::max(fit, FEWEST_ROWS), (int64_t)KL_MOST_STEPS * KL_ROWS, c.i.rows});
+}
+
+/* Fills in what does not change from chunk to chunk. As many parts as fill the device twice, and no few blocks for a third
+ * time. */
+size_t fast_layout(const cuda_device *d, void *base, kl_call *c)
+{
+    size_t used = 0;
+
+    c->tiles = divided(c->i.keys, KL_KEYS);
+    const int64_t steps = divided(chunk_rows(*c), KL_ROWS);
+    c->parts = (int)std::max<int64_t>(1, std::min(2 * d->multiprocessors / c->tiles, steps));
+    c->slab = carve<entry>(base, &used, steps * KL_ROWS * c->tiles * KL_KEYS);
+    c->filled = carve<uint8_t>(base, &used, c->tiles * steps);
+    c->part = carve<float>(base, &used, c->parts * c->tiles * KL_KEYS * KL_WIDTH);
+    return used;
+}
+
+void learn_fast(cuda_device *d, kl_call c, void *workspace)
+{
+    fast_layout(d, workspace, &c);
+    const int64_t step = chunk_rows(c);
+
+    for (c.first = 0; c.first < c.i.rows; c.first += step) {
+        c.rows = std::min(step, c.i.rows - c.first);
+        c.steps = divided(c.rows, KL_ROWS);
+        cudaMemsetAsync(c.slab, 0, (size_t)(c.steps * KL_ROWS * c.tiles * KL_KEYS) * sizeof(entry), d->stream);
+        cudaMemsetAsync(c.filled, 0, (size_t)(c.tiles * c.steps), d->stream);
+        kl_rows(d, c);
+        kl_keys(d, c);
+    }
+}
+
+/* ---- the operation ---- */
+
+size_t index_kl_selected_bytes(struct stream *s, const struct indexer *i)
+{
+    kl_call c = {*i};
+    float *slope;
+    int32_t *count;
+
+    return is_fast(i) ? fast_layout(device_of(s), nullptr, &c) : layout(i, nullptr, &slope, &count);
+}
+
 void index_kl_selected(struct stream *s, const struct indexer *i, const void *q, const void *key, const float *weight,
                        const int32_t *selected, const float *target, const float *row_weight, float *kl, void *dq,
                        float *dkey, float *dweight, void *workspace)
 {
     cuda_device *d = device_of(s);
-    size_t used = 0;
-    float *slope = carve<float>(workspace, &used, i->rows * i->k);
-    int32_t *count = carve<int32_t>(workspace, &used, i->rows);
-    const arguments x = {*i, q, key, weight, selected, target, row_weight, kl, dq, dkey, dweight, slope, count};
-    on_chip c;
-    const size_t rows_bytes = on_chip_layout(*i, nullptr, &c), keys_bytes = 2 * (size_t)i->width * sizeof(float);
 
     count_index_kl_selected(s, i);
-    with_type(i->type, [&](auto element) {
-        using T = decltype(element);
-
-        allow_shared(rows_kernel<T>, rows_bytes);
-        if (i->rows > 0) rows_kernel<T><<<(unsigned)i->rows, THREADS, rows_bytes, d->stream>>>(x);
-        if (i->keys > 0) keys_kernel<T><<<(unsigned)i->keys, THREADS, keys_bytes, d->stream>>>(x);
-    });
+    if (is_fast(i))
+        learn_fast(d, {*i, (const bf16 *)q, (const bf16 *)key, weight, selected, target, row_weight, kl, (bf16 *)dq, dkey,
+                       dweight}, workspace);
+    else
+        learn(d, {*i, q, key, weight, selected, target, row_weight, kl, dq, dkey, dweight}, workspace);
     launched(d, "index_kl_selected");
 }
 

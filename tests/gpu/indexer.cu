@@ -1,7 +1,7 @@
 /* Exactness and speed of the lightning indexer at the sizes it is built for; random data of 32 bf16 heads of 128, top-k 2048.
  * The operations come from libglm52-cuda.so, which the loader must find. For each size: samples of the scores against double
  * sums, the selection against the rule applied to the scores (select_topk of index_scores), that rule against a sort on the
- * host, two runs against each other; then times. --test leaves the times out,
+ * host, two runs against each other; the loss against the fp32 kernels; then times. --test leaves the times out,
  * --first all sizes but the first.
  *
  *     nvcc -gencode arch=compute_90a,code=sm_90a -O3 -std=c++17 -Ilib -Iinclude -o indexer tests/gpu/indexer.cu -lcublas
@@ -310,6 +310,135 @@ void selection(stream *s, cudaStream_t stream, void *flush, const char *name, co
         CHECK(cudaFree(a));
 }
 
+/* ---- the loss over selected keys ---- */
+
+/* A thread a row: k distinct keys of all, ascending, and the probabilities of a teacher. */
+__global__ void teach_kernel(struct indexer x, int32_t *selected, float *target)
+{
+    const int64_t t = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
+    uint32_t bits = (uint32_t)t * 2654435761u + 17;
+    float sum = 0;
+    int n = 0;
+
+    if (t >= x.rows) return;
+    for (int64_t u = 0; u < x.keys && n < x.k; u++) {
+        bits = mixed(bits + (uint32_t)u);
+        if (bits % (uint32_t)(x.keys - u) >= (uint32_t)(x.k - n)) continue;
+        sum += target[t * x.k + n] = __expf((float)mixed(bits) * (6 / 4294967296.0f));
+        selected[t * x.k + n++] = (int32_t)u;
+    }
+    for (int j = 0; j < n; j++) target[t * x.k + j] /= sum;
+}
+
+struct lesson {
+    struct indexer x;
+    void *q, *key;
+    float *weight, *target, *row_weight;
+    int32_t *selected;
+    float *kl, *dkey, *dweight;
+    void *dq, *workspace;
+};
+
+template <class T>
+__global__ void widen_kernel(const T *from, float *to, size_t n)
+{
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
+        to[i] = (float)from[i];
+}
+float *widened(const void *from, size_t n)
+{
+    float *p = allocate<float>(n);
+
+    widen_kernel<<<1056, 256>>>((const __nv_bfloat16 *)from, p, n);
+    return p;
+}
+
+lesson lesson_of(stream *s, int64_t rows, int64_t keys)
+{
+    lesson l = {{rows, keys, HEADS, WIDTH, K, GLM52_DTYPE_BF16, (double)rows * std::min<int64_t>(keys, K)}};
+    const size_t bytes = s->ops->index_kl_selected_bytes(s, &l.x);
+
+    l.q = random_array<__nv_bfloat16>(rows * HEADS * WIDTH, 1, 21);
+    l.key = random_array<__nv_bfloat16>(keys * WIDTH, 1, 22);
+    l.weight = random_array<float>(rows * HEADS, 1 / 64.0f, 23);
+    l.row_weight = random_array<float>(rows, 1, 24);
+    l.target = allocate<float>(rows * K);
+    l.selected = allocate<int32_t>(rows * K);
+    l.kl = random_array<float>(rows, NAN, 0);
+    l.dkey = random_array<float>(keys * WIDTH, NAN, 0);
+    l.dweight = random_array<float>(rows * HEADS, NAN, 0);
+    l.dq = random_array<__nv_bfloat16>(rows * HEADS * WIDTH, NAN, 0);
+    l.workspace = random_array<uint8_t>(bytes, 1e9f, 0);
+    teach_kernel<<<(unsigned)(rows + 63) / 64, 64>>>(l.x, l.selected, l.target);
+    CHECK(cudaDeviceSynchronize());
+    std::printf("loss, %d rows x %d keys: workspace %.1f MB\n", (int)rows, (int)keys, bytes / 1e6);
+    return l;
+}
+
+void learn(stream *s, const lesson &l)
+{
+    s->ops->index_kl_selected(s, &l.x, l.q, l.key, l.weight, l.selected, l.target, l.row_weight, l.kl, l.dq, l.dkey, l.dweight,
+                              l.workspace);
+}
+
+void free_lesson(const lesson &l)
+{
+    for (void *a : {l.q, l.key, (void *)l.weight, (void *)l.target, (void *)l.row_weight, (void *)l.selected, (void *)l.kl,
+                    (void *)l.dkey, (void *)l.dweight, l.dq, l.workspace})
+        CHECK(cudaFree(a));
+}
+
+void expect_close(const std::vector<float> &is, const std::vector<float> &want, double tolerance, const char *what)
+{
+    double largest = 0, error = 0;
+    char text[100];
+
+    for (size_t i = 0; i < is.size(); i++) {
+        largest = std::max(largest, (double)std::fabs(want[i]));
+        error = std::fabs(is[i] - want[i]) <= error ? error : std::fabs((double)is[i] - want[i]); /* NaN stays */
+    }
+    std::snprintf(text, sizeof text, "%s against fp32: %.1e of the largest", what, error / largest);
+    expect(error <= tolerance * largest, text);
+}
+
+/* Several chunks, against the kernels of fp32, which are others; and twice. */
+void loss_is_right(stream *s)
+{
+    lesson l = lesson_of(s, 1203, 32768 + 77), wide = l;
+    const size_t nq = l.x.rows * HEADS * WIDTH, nkey = l.x.keys * WIDTH, nweight = l.x.rows * HEADS;
+
+    learn(s, l);
+    CHECK(cudaDeviceSynchronize());
+    const auto kl = fetched(l.kl, l.x.rows), dkey = fetched(l.dkey, nkey), dweight = fetched(l.dweight, nweight);
+    float *dq_wide = widened(l.dq, nq);
+    const auto dq = fetched(dq_wide, nq);
+    learn(s, l);
+    expect(s->ops->synchronize(s) == GLM52_OK && fetched(l.dkey, nkey) == dkey && fetched(l.dweight, nweight) == dweight && fetched(l.kl, l.x.rows) == kl,
+           "two runs give the same");
+    wide.x.type = GLM52_DTYPE_F32;
+    wide.q = widened(l.q, nq);
+    wide.key = widened(l.key, nkey);
+    wide.dq = dq_wide;
+    wide.workspace = allocate<char>(s->ops->index_kl_selected_bytes(s, &wide.x));
+    CHECK(cudaDeviceSynchronize());
+    learn(s, wide);
+    CHECK(cudaDeviceSynchronize());
+    expect_close(kl, fetched(l.kl, l.x.rows), 1e-5, "kl");
+    expect_close(dq, fetched(dq_wide, nq), 1 / 128.0, "dq");
+    expect_close(dkey, fetched(l.dkey, nkey), 1 / 128.0, "dkey");
+    expect_close(dweight, fetched(l.dweight, nweight), 1 / 128.0, "dweight");
+    for (void *a : {wide.q, wide.key, wide.dq, wide.workspace}) CHECK(cudaFree(a));
+    free_lesson(l);
+}
+
+void loss_times(stream *s, cudaStream_t stream, void *flush, int64_t rows)
+{
+    const lesson l = lesson_of(s, rows, rows);
+
+    report("index_kl_selected", time_both(stream, flush, [&] { learn(s, l); }), l.x.pairs * 6 * HEADS * WIDTH);
+    free_lesson(l);
+}
+
 } /* namespace */
 
 int main(int count, char **arguments)
@@ -328,6 +457,9 @@ int main(int count, char **arguments)
         selection(&s, stream, flush, "512 queries x 131072 keys", problem_of(512, 131072, 0), timed);
         selection(&s, stream, flush, "128 queries x 1048576 keys", problem_of(128, 1048576, 0), timed);
     }
+    if (more) loss_is_right(&s);
+    if (more && timed)
+        for (int rows : {4096, 8192, 32768}) loss_times(&s, stream, flush, rows);
     if (timed) gemm_rate(flush);
     std::printf("%d wrong\n", failures);
     return failures != 0;
