@@ -1,10 +1,14 @@
 /* Products of the experts: rows sorted by group, one weight matrix per group, the groups' bounds known to the device alone.
+ * What grouped_gemm/ takes runs there, on Hopper's tensor cores; the kernels of this file take every shape and type.
  * The grid is made for the most tiles that any bounds can give; a block finds its tile in them, or none. */
 #include "dense/tile.cuh"
+#include "grouped_gemm/grouped_gemm.h"
 
 namespace {
 
 template <class T> constexpr int TILE = sizeof(T) == 2 ? 128 : 64;
+
+int32_t type_of(glm52_dtype type) { return type == GLM52_DTYPE_BF16 ? GROUPED_GEMM_BF16 : GROUPED_GEMM_F32; }
 
 struct arguments {
     struct grouped_gemm g;
@@ -69,14 +73,14 @@ __global__ __launch_bounds__(TILE_THREADS) void rows_kernel(const arguments x, i
 }
 
 /* dw[n,k] += dy^T x over the rows of group blockIdx.z. */
-template <class T>
+template <class T, class G>
 __global__ __launch_bounds__(TILE_THREADS) void weight_kernel(const arguments x)
 {
     using product = tile<T, TILE<T>, TILE<T>, ACROSS, ACROSS>;
     __shared__ typename product::shared shared;
     const int64_t i = (int64_t)blockIdx.y * TILE<T>, j = (int64_t)blockIdx.x * TILE<T>, n = x.g.n, k = x.g.k;
     const int64_t first = x.offsets[blockIdx.z], rows = x.offsets[blockIdx.z + 1] - first;
-    float *dw = (float *)x.out + blockIdx.z * x.g.stride;
+    G *dw = (G *)x.out + blockIdx.z * x.g.stride;
     product t;
 
     if (rows == 0) return;
@@ -84,8 +88,24 @@ __global__ __launch_bounds__(TILE_THREADS) void weight_kernel(const arguments x)
     t.multiply(shared, operand<T>{(const T *)x.left + first * n + i, n, (int)min((int64_t)TILE<T>, n - i), x.wide},
                operand<T>{(const T *)x.right + first * k + j, k, (int)min((int64_t)TILE<T>, k - j), x.wide}, rows);
     t.each([&](int row, int column, float sum) {
-        if (i + row < n && j + column < k) dw[(i + row) * k + j + column] += sum;
+        if (i + row >= n || j + column >= k) return;
+        G *at = dw + (i + row) * k + j + column;
+        *at = to<G>(get(*at) + sum);
     });
+}
+
+/* Hopper's kernels take it: true, and it has run. What they report is kept. */
+template <class Function>
+bool on_tensor_cores(cuda_device *d, const struct grouped_gemm *g, bool weight, const void *a, const void *b, const void *c,
+                     Function call)
+{
+    const struct grouped_gemm_shape shape = {
+        g->rows, g->n, g->k, g->stride, g->groups, weight ? 1 : g->add, type_of(g->type), type_of(g->gradient)};
+
+    if (!grouped_gemm_cuda_takes(&shape, a, b, c) || grouped_gemm_cuda_bytes(&shape) > SCRATCH_BYTES) return false;
+    const cudaError_t error = call(&shape);
+    if (error != cudaSuccess) record_error(d, error, "grouped_gemm");
+    return true;
 }
 
 arguments arguments_of(const struct grouped_gemm *g, const int32_t *offsets, const void *left, const void *right, void *out)
@@ -111,30 +131,45 @@ void rows_product(cuda_device *d, const arguments &x, int64_t depth, int64_t col
 void grouped_gemm_forward(struct stream *s, const struct grouped_gemm *g, const int32_t *offsets, const void *x,
                           const void *w, void *y)
 {
+    cuda_device *d = device_of(s);
+
     count_grouped_gemm_forward(s, g);
-    rows_product<ALONG>(device_of(s), arguments_of(g, offsets, x, w, y), g->k, g->n);
+    if (!on_tensor_cores(d, g, false, x, w, y, [&](const struct grouped_gemm_shape *shape) {
+            return grouped_gemm_cuda_forward(d->stream, shape, offsets, x, w, y, d->scratch);
+        }))
+        rows_product<ALONG>(d, arguments_of(g, offsets, x, w, y), g->k, g->n);
 }
 
 void grouped_gemm_backward_rows(struct stream *s, const struct grouped_gemm *g, const int32_t *offsets, const void *dy,
                                 const void *w, void *dx)
 {
+    cuda_device *d = device_of(s);
+
     count_grouped_gemm_backward_rows(s, g);
-    rows_product<ACROSS>(device_of(s), arguments_of(g, offsets, dy, w, dx), g->n, g->k);
+    if (!on_tensor_cores(d, g, false, dy, w, dx, [&](const struct grouped_gemm_shape *shape) {
+            return grouped_gemm_cuda_backward_rows(d->stream, shape, offsets, dy, w, dx, d->scratch);
+        }))
+        rows_product<ACROSS>(d, arguments_of(g, offsets, dy, w, dx), g->n, g->k);
 }
 
 void grouped_gemm_backward_weight(struct stream *s, const struct grouped_gemm *g, const int32_t *offsets, const void *dy,
-                                  const void *x, float *dw)
+                                  const void *x, void *dw)
 {
     cuda_device *d = device_of(s);
     const arguments a = arguments_of(g, offsets, dy, x, dw);
 
     count_grouped_gemm_backward_weight(s, g);
-    if (g->rows == 0) return;
+    if (g->rows == 0 || on_tensor_cores(d, g, true, dy, x, dw, [&](const struct grouped_gemm_shape *shape) {
+            return grouped_gemm_cuda_backward_weight(d->stream, shape, offsets, dy, x, dw, d->scratch);
+        }))
+        return;
     with_type(g->type, [&](auto element) {
-        using T = decltype(element);
-        const dim3 grid((unsigned)divided(g->k, TILE<T>), (unsigned)divided(g->n, TILE<T>), (unsigned)g->groups);
+        with_type(g->gradient, [&](auto sum) {
+            using T = decltype(element);
+            const dim3 grid((unsigned)divided(g->k, TILE<T>), (unsigned)divided(g->n, TILE<T>), (unsigned)g->groups);
 
-        weight_kernel<T><<<grid, TILE_THREADS, 0, d->stream>>>(a);
+            weight_kernel<T, decltype(sum)><<<grid, TILE_THREADS, 0, d->stream>>>(a);
+        });
     });
     launched(d, "grouped_gemm_backward_weight");
 }

@@ -1,4 +1,4 @@
-/* The launchers of grouped_gemm.h: check the shape, pick the kernels. */
+/* The launchers of grouped_gemm.h: check the shape, run the kernels. */
 #include <climits>
 
 #include "shape.cuh"
@@ -22,27 +22,15 @@ bool aligned16(const void *p)
     return (uintptr_t)p % 16 == 0;
 }
 
-bool hopper_shape(const struct grouped_gemm_shape *g, const void *a, const void *b, const void *c)
-{
-    int device = 0, major = 0;
-
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    return major == 9 && g->type == GROUPED_GEMM_BF16 && g->n % 8 == 0 && g->k % 8 == 0 &&
-           g->stride % 8 == 0 && aligned16(a) && aligned16(b) && aligned16(c);
-}
-
 cudaError_t multiply_rows(cudaStream_t stream, const struct grouped_gemm_shape *g, bool backward,
                           const int32_t *offsets, const void *in, const void *w, void *out,
                           void *workspace)
 {
-    if (!valid(g))
+    if (!grouped_gemm_cuda_takes(g, in, w, out))
         return cudaErrorInvalidValue;
     if (g->rows == 0)
         return cudaSuccess;
-    return hopper_shape(g, in, w, out)
-               ? hopper_rows(stream, g, backward, offsets, in, w, out, workspace)
-               : generic_rows(stream, g, backward, offsets, in, w, out);
+    return hopper_rows(stream, g, backward, offsets, in, w, out, workspace);
 }
 
 /* zeros into every matrix, not between them */
@@ -65,6 +53,17 @@ int pairs_of_blocks()
 }
 
 extern "C" {
+
+int grouped_gemm_cuda_takes(const struct grouped_gemm_shape *g, const void *a, const void *b,
+                            const void *c)
+{
+    int device = 0, major = 0;
+
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    return major == 9 && valid(g) && g->type == GROUPED_GEMM_BF16 && g->n % 8 == 0 &&
+           g->k % 8 == 0 && g->stride % 8 == 0 && aligned16(a) && aligned16(b) && aligned16(c);
+}
 
 size_t grouped_gemm_cuda_bytes(const struct grouped_gemm_shape *g)
 {
@@ -90,12 +89,11 @@ cudaError_t grouped_gemm_cuda_backward_weight(cudaStream_t stream,
                                               const int32_t *offsets, const void *dy, const void *x,
                                               void *dw, void *workspace)
 {
-    if (!valid(g))
+    if (!grouped_gemm_cuda_takes(g, dy, x, dw))
         return cudaErrorInvalidValue;
     if (g->rows == 0)
         return g->add ? cudaSuccess : clear_weight(stream, g, dw);
-    return hopper_shape(g, dy, x, dw) ? hopper_weight(stream, g, offsets, dy, x, dw, workspace)
-                                      : generic_weight(stream, g, offsets, dy, x, dw);
+    return hopper_weight(stream, g, offsets, dy, x, dw, workspace);
 }
 
 } /* extern "C" */

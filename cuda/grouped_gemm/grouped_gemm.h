@@ -1,9 +1,8 @@
 /* Grouped GEMM of the experts on CUDA: launchers with C linkage, the contract of lib/ops/ops.h.
  *
  * Everything runs on the stream given; nothing is allocated and nothing waits for the device, so
- * calls can be captured in a graph. Row counts are read on the device only. bf16 with n, k and
- * stride multiples of 8 and 16-byte aligned arrays takes the Hopper kernels; every other shape, and
- * fp32, takes the generic ones (plain fp32 sums, slow). Results are bitwise repeatable. */
+ * calls can be captured in a graph. Row counts are read on the device only. Results are bitwise
+ * repeatable. */
 #pragma once
 #include <cuda_runtime_api.h>
 #include <stddef.h>
@@ -26,11 +25,16 @@ struct grouped_gemm_shape {
     int32_t weight_type; /* of dw; adding to a bf16 dw rounds the product first */
 };
 
+/* Whether the calls take it: Hopper, bf16, n, k and stride multiples of 8, the call's three arrays
+ * 16-byte aligned. They return cudaErrorInvalidValue for everything else. */
+int grouped_gemm_cuda_takes(const struct grouped_gemm_shape *shape, const void *a, const void *b,
+                            const void *c);
+
 /* Bytes of workspace of any of the calls, 128-byte aligned, free again when the call's work on the
  * stream is done. */
 size_t grouped_gemm_cuda_bytes(const struct grouped_gemm_shape *shape);
 
-/* y[i,n] (+)= x[i,k] W_g^T. Returns cudaErrorInvalidValue for a shape out of range. */
+/* y[i,n] (+)= x[i,k] W_g^T. */
 cudaError_t grouped_gemm_cuda_forward(cudaStream_t stream, const struct grouped_gemm_shape *shape,
                                       const int32_t *offsets, const void *x, const void *w, void *y,
                                       void *workspace);

@@ -50,8 +50,3 @@ cudaError_t hopper_rows(cudaStream_t stream, const struct grouped_gemm_shape *sh
 cudaError_t hopper_weight(cudaStream_t stream, const struct grouped_gemm_shape *shape,
                           const int32_t *offsets, const void *dy, const void *x, void *dw,
                           void *workspace);
-
-cudaError_t generic_rows(cudaStream_t stream, const struct grouped_gemm_shape *shape, bool backward,
-                         const int32_t *offsets, const void *in, const void *w, void *out);
-cudaError_t generic_weight(cudaStream_t stream, const struct grouped_gemm_shape *shape,
-                           const int32_t *offsets, const void *dy, const void *x, void *dw);

@@ -100,7 +100,7 @@ static glm52_status read_parameter(struct model *m, const struct safetensors *fi
     for (uint64_t first = 0; first < p->count; first += PIECE) {
         uint64_t count = p->count - first < PIECE ? p->count - first : PIECE;
         TRY(safetensors_read_f32(file, t, first, count, values));
-        parameter_upload(m, p, first, count, values, buffer);
+        stream_write(m->stream, p->type, p->value + first * dtype_size(p->type), count, values, buffer);
     }
     return host_poll(m->host);
 }
@@ -154,7 +154,7 @@ static glm52_status write_parameter(struct model *m, struct safetensors_writer *
 {
     for (uint64_t first = 0; first < p->count; first += PIECE) {
         uint64_t count = p->count - first < PIECE ? p->count - first : PIECE;
-        parameter_download(m, p, first, count, values, buffer);
+        stream_read(m->stream, p->type, p->value + first * dtype_size(p->type), count, values, buffer);
         if (dtype == GLM52_DTYPE_BF16)
             for (uint64_t i = 0; i < count; i++) ((uint16_t *)buffer)[i] = f32_to_bf16(values[i]);
         TRY(safetensors_writer_write(w, dtype == GLM52_DTYPE_BF16 ? buffer : values, count * dtype_size(dtype)));

@@ -248,19 +248,24 @@ int config_indexer_source(const struct model_config *m, int layer)
     return layer;
 }
 
+static glm52_status check_precision(const struct config *to, const char *key, int asked, int held)
+{
+    if (!to->chosen[option_find(key) - options] || asked == held) return GLM52_OK;
+    fail(GLM52_E_INVALID, "%s differs from what the model was made with: it holds %s", key,
+         held == PRECISION_BF16 ? "bf16" : "f32");
+    fail_hint("leave it out, or load the model anew in the other precision");
+    return fail_detail("key", "%s", key);
+}
+
 glm52_status config_take_model(struct config *to, const struct config *from)
 {
     struct config donor;
-    const struct option *precision = option_find("precision.params");
 
-    if (to->chosen[precision - options] && to->precision.params != from->precision.params) {
-        fail(GLM52_E_INVALID, "precision.params differs from what the model was made with: it holds %s",
-             from->precision.params == PRECISION_BF16 ? "bf16" : "f32");
-        fail_hint("leave it out, or load the model anew in the other precision");
-        return fail_detail("key", "precision.params");
-    }
+    TRY(check_precision(to, "precision.params", to->precision.params, from->precision.params));
+    TRY(check_precision(to, "precision.gradients", to->precision.gradients, from->precision.gradients));
     TRY(config_copy(&donor, from));
-    to->precision = from->precision;
+    to->precision.params = from->precision.params;
+    to->precision.gradients = from->precision.gradients;
     struct model_config model = to->model;
     json_t *extra = to->hub_extra;
     to->model = donor.model;

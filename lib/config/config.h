@@ -32,7 +32,7 @@ enum muon_split { MUON_SPLIT_PER_HEAD, MUON_SPLIT_NONE };
 enum optimizer_policy { POLICY_ADAMW, POLICY_GLM5 };
 enum not_finite { NOT_FINITE_STOP, NOT_FINITE_SKIP };
 enum precision { PRECISION_F32, PRECISION_BF16 };
-enum recompute { RECOMPUTE_NONE, RECOMPUTE_LAYERS };
+enum recompute { RECOMPUTE_NONE, RECOMPUTE_LIGHT, RECOMPUTE_LAYERS };
 enum wsd_style { WSD_LINEAR, WSD_COSINE, WSD_EXPONENTIAL, WSD_MINUS_SQRT };
 
 /* Names are those of the hub's config.json. */
@@ -85,7 +85,8 @@ struct train_config {
 };
 
 struct precision_config {
-    int params;          /* enum precision */
+    int params, gradients, moments; /* enum precision */
+    int masters;
 };
 
 struct indexer_loss_config {

@@ -114,7 +114,8 @@ const struct option options[] = {
     INTEGER(train.eval_every, 0, 1000000000, "0", 0, "steps between evaluations; 0: at the end only"),
     INTEGER(train.save_every, 0, 1000000000, "0", 0, "steps between checkpoints; 0: at the end only"),
     INTEGER(train.seed, 0, 9223372036854775807, "1", 0, "seed of initial weights and of the order of documents"),
-    CHOICE(train.recompute, "none|layers", "none", "what backward computes anew instead of keeping: whole layers"),
+    CHOICE(train.recompute, "none|light|layers", "none",
+           "what backward computes anew instead of keeping: norms and absorbed heads, or whole layers"),
     NUMBER(train.clip, 0, 1e30, "1", "largest global gradient norm; 0: no clipping"),
     NUMBER(train.ce_coeff, 0, 1e30, "1", "weight of the trunk's cross-entropy"),
     CHOICE(train.attention, "sparse|dense", "sparse", "which keys the main attention sees: selected or all"),
@@ -124,7 +125,10 @@ const struct option options[] = {
     CHOICE(train.not_finite, "stop|skip", "stop", "what a loss or gradient that is not finite does"),
     NUMBER(train.spike, 0, 1e30, "0", "a loss above this many times its running mean is skipped; 0: off"),
 
-    CHOICE(precision.params, "f32|bf16", "f32", "parameters and activations; bf16 keeps fp32 masters and gradients"),
+    CHOICE(precision.params, "f32|bf16", "f32", "parameters and activations"),
+    CHOICE(precision.gradients, "f32|bf16", "f32", "gradients of matrices; bf16 needs bf16 parameters"),
+    CHOICE(precision.moments, "f32|bf16", "f32", "moments of AdamW and Muon"),
+    BOOLEAN(precision.masters, "true", "fp32 masters of bf16 parameters; without them updates are rounded"),
 
     CHOICE(indexer_loss.kind, "none|sparse|dense", "none", "keys over which the indexer learns the attention; none: frozen"),
     NUMBER(indexer_loss.coeff, 0, 1e30, "1e-3", "weight of the indexer loss of each layer"),

@@ -221,6 +221,20 @@ static glm52_status check_stage(const struct config *c)
     return GLM52_OK;
 }
 
+/* What is kept of a parameter beside its value. */
+static glm52_status check_precision(const struct config *c)
+{
+    const struct precision_config *p = &c->precision;
+
+    if (p->gradients == PRECISION_BF16 && p->params != PRECISION_BF16)
+        return clash("precision.gradients", "precision.gradients = bf16 with precision.params = f32 loses what the parameters hold",
+                     "set precision.params = bf16 as well, or precision.gradients = f32");
+    if (!p->masters && p->params != PRECISION_BF16)
+        return clash("precision.masters", "precision.masters = false with precision.params = f32: the parameters are the masters",
+                     "leave precision.masters out");
+    return GLM52_OK;
+}
+
 /* What data, step and model must agree on. */
 static glm52_status check_fit(const struct config *c)
 {
@@ -257,5 +271,6 @@ glm52_status config_validate(struct config *c)
     if (*m->hub && !m->num_hidden_layers) return GLM52_OK; /* config_load_hub() will check the shape */
     TRY(config_validate_model(c));
     TRY(check_stage(c));
+    TRY(check_precision(c));
     return check_fit(c);
 }

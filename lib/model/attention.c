@@ -2,6 +2,7 @@
  * up-projections act on queries and outputs. Dense: keys and values of every head in full. */
 #include <math.h>
 
+#include "base/dtype.h"
 #include "model/parts.h"
 
 static int64_t qk_width(const struct mla *m)
@@ -55,7 +56,7 @@ void attention_plan(struct mla *m, struct stream *s, struct plan *p)
         return;
     }
     struct sparse_mla shape = attention_shape(m, p->rows, 0);
-    plan_save(p, &m->slots.absorbed, m->type, p->rows, heads * kv);
+    plan_renew(p, &m->slots.absorbed, m->type, p->rows, heads * kv);
     plan_save(p, &m->slots.latent_out, m->type, p->rows, heads * m->c->kv_lora_rank);
     plan_temp_bytes(p, &m->slots.attention_workspace, most(s->ops->sparse_mla_forward_bytes(s, &shape),
                                                            s->ops->sparse_mla_backward_bytes(s, &shape)));
@@ -96,25 +97,46 @@ static const void *half_of_kv_b(const struct mla *m, int values)
     return m->w->kv_b->value + skipped * dtype_size(m->type);
 }
 
-static void sparse_forward(const struct mla *m, const struct pass *f, const int32_t *selected)
+static void absorb_queries(const struct mla *m, const struct pass *f)
 {
-    int64_t heads = m->c->num_attention_heads, nope = m->c->qk_nope_head_dim, dv = m->c->v_head_dim;
-    int64_t rank = m->c->kv_lora_rank, qk = qk_width(m), kv = kv_width(m);
-    struct sparse_mla shape = attention_shape(m, f->rows, f->in->selected_pairs);
-    struct gemm absorb = per_head(m, f->rows, rank, nope), unabsorb = per_head(m, f->rows, dv, rank);
+    int64_t heads = m->c->num_attention_heads, nope = m->c->qk_nope_head_dim, rank = m->c->kv_lora_rank;
+    int64_t qk = qk_width(m), kv = kv_width(m);
+    struct gemm absorb = per_head(m, f->rows, rank, nope);
     void *absorbed = at(f, m->slots.absorbed);
 
     label(f, "mla.absorb");
     absorb.lda = heads * qk, absorb.stride_a = qk, absorb.ldc = heads * kv, absorb.stride_c = kv;
     f->ops->gemm(f->stream, &absorb, at(f, m->slots.q), half_of_kv_b(m, 0), absorbed);
     attention_rotate(m, f, f->in->rope_query, heads, qk, nope, at(f, m->slots.q), kv, rank, absorbed, 0);
-    label(f, "mla.attention");
-    f->ops->sparse_mla_forward(f->stream, &shape, absorbed, attention_kv(m, f), selected, at(f, m->slots.latent_out),
-                               at(f, m->slots.lse), at(f, m->slots.attention_workspace));
+}
+
+static void unabsorb_outputs(const struct mla *m, const struct pass *f)
+{
+    int64_t heads = m->c->num_attention_heads, dv = m->c->v_head_dim, rank = m->c->kv_lora_rank;
+    struct gemm unabsorb = per_head(m, f->rows, dv, rank);
+
     label(f, "mla.unabsorb");
     unabsorb.lda = heads * rank, unabsorb.stride_a = rank, unabsorb.ldc = heads * dv, unabsorb.stride_c = dv;
     unabsorb.transpose_b = 1;
     f->ops->gemm(f->stream, &unabsorb, at(f, m->slots.latent_out), half_of_kv_b(m, 1), at(f, m->slots.out));
+}
+
+static void sparse_forward(const struct mla *m, const struct pass *f, const int32_t *selected)
+{
+    struct sparse_mla shape = attention_shape(m, f->rows, f->in->selected_pairs);
+
+    absorb_queries(m, f);
+    label(f, "mla.attention");
+    f->ops->sparse_mla_forward(f->stream, &shape, at(f, m->slots.absorbed), attention_kv(m, f), selected,
+                               at(f, m->slots.latent_out), at(f, m->slots.lse), at(f, m->slots.attention_workspace));
+    unabsorb_outputs(m, f);
+}
+
+void attention_restore(const struct mla *m, const struct pass *b)
+{
+    if (m->dense) return;
+    absorb_queries(m, b);
+    unabsorb_outputs(m, b);
 }
 
 /* dW of one half of kv_b, per head: a [rows, lda] transposed times b [rows, ldb]. */
@@ -125,10 +147,11 @@ static void kv_b_gradient(const struct mla *m, const struct pass *b, int64_t n, 
     struct gemm g = {.m = n, .n = rank, .k = b->rows, .lda = ldx, .ldb = ldy, .ldc = rank,
                      .batch = m->c->num_attention_heads, .stride_a = stride_x, .stride_b = stride_y,
                      .stride_c = up_rows(m) * rank, .transpose_a = 1, .add = 1, .a_type = m->type, .b_type = m->type,
-                     .c_type = GLM52_DTYPE_F32};
+                     .c_type = m->w->kv_b->gradient_type};
+    int64_t first = values ? m->c->qk_nope_head_dim * rank : 0;
 
     if (m->w->kv_b->gradient)
-        b->ops->gemm(b->stream, &g, x, y, m->w->kv_b->gradient + (values ? m->c->qk_nope_head_dim * rank : 0));
+        b->ops->gemm(b->stream, &g, x, y, (char *)m->w->kv_b->gradient + first * (int64_t)dtype_size(g.c_type));
 }
 
 static void sparse_backward(const struct mla *m, const struct pass *b, const int32_t *selected, float *target)

@@ -119,7 +119,7 @@ static void backward_projections(const struct indexer_part *m, const struct pass
     struct norm n = norm_of(m, b->rows);
     struct gemm weights = {.m = heads, .n = hidden, .k = b->rows, .lda = heads, .ldb = hidden, .ldc = hidden, .batch = 1,
                            .transpose_a = 1, .add = 1, .scale = weight_scale(m), .a_type = GLM52_DTYPE_F32,
-                           .b_type = m->type, .c_type = GLM52_DTYPE_F32};
+                           .b_type = m->type, .c_type = m->w->weights->gradient_type};
 
     label(b, "indexer.project");
     rotate_first(m, b, heads, dq, 1);

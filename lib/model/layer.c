@@ -6,11 +6,12 @@ void layer_plan(struct layer *m, struct stream *s, struct plan *p)
     int64_t hidden = m->c->hidden_size;
 
     plan_next_layer(p);
+    m->keep = p->keep;
     plan_save(p, &m->slots.input_rstd, GLM52_DTYPE_F32, p->rows, 1);
-    plan_save(p, &m->slots.u, m->type, p->rows, hidden);
+    plan_renew(p, &m->slots.u, m->type, p->rows, hidden);
     plan_save(p, &m->slots.middle, m->type, p->rows, hidden);
     plan_save(p, &m->slots.post_rstd, GLM52_DTYPE_F32, p->rows, 1);
-    plan_save(p, &m->slots.v, m->type, p->rows, hidden);
+    plan_renew(p, &m->slots.v, m->type, p->rows, hidden);
     uint64_t mark = plan_mark(p);
     plan_temp_bytes(p, &m->slots.workspace, norm_backward_bytes(s, p->rows, hidden));
     plan_temp(p, &m->slots.dv, m->type, p->rows, hidden);
@@ -62,6 +63,24 @@ void layer_forward(const struct layer *m, const struct pass *f, const void *x, i
         mlp_forward(&m->mlp, f, v, y);
     }
     tap(f, "hidden", m->index, m->type, hidden, y);
+}
+
+void layer_restore(const struct layer *m, struct pass *b, const void *x, int32_t *selected, void *y)
+{
+    int64_t hidden = m->c->hidden_size;
+
+    if (m->keep == KEEP_INPUTS) {
+        b->replay = 1;
+        layer_forward(m, b, x, selected, y);
+        b->replay = 0;
+    }
+    if (m->keep != KEEP_DEAR) return;
+    label(b, "layer");
+    norm_forward(b, m->w->input_norm, m->c->rms_norm_eps, hidden, x, at(b, m->slots.u), at(b, m->slots.input_rstd));
+    attention_restore(&m->mla, b);
+    label(b, "layer");
+    norm_forward(b, m->w->post_norm, m->c->rms_norm_eps, hidden, at(b, m->slots.middle), at(b, m->slots.v),
+                 at(b, m->slots.post_rstd));
 }
 
 static void learn(const struct layer *m, const struct pass *b, const int32_t *selected)

@@ -14,7 +14,7 @@ static void gradient_wide(const struct pass *f, const struct parameter *w, int64
 {
     int64_t in = w->shape[1];
     struct gemm g = {.m = out, .n = in, .k = f->rows, .lda = out, .ldb = in, .ldc = in, .batch = 1, .add = 1,
-                     .transpose_a = 1, .a_type = w->type, .b_type = w->type, .c_type = GLM52_DTYPE_F32};
+                     .transpose_a = 1, .a_type = w->type, .b_type = w->type, .c_type = w->gradient_type};
 
     if (w->gradient) f->ops->gemm(f->stream, &g, dy, x, w->gradient);
 }

@@ -37,7 +37,10 @@ void mla_plan(struct mla *m, struct stream *s, struct plan *p)
         }
     }
     plan_save(p, &m->slots.lse, GLM52_DTYPE_F32, p->rows, heads);
-    plan_save(p, &m->slots.out, m->type, p->rows, heads * c->v_head_dim);
+    if (m->dense)
+        plan_save(p, &m->slots.out, m->type, p->rows, heads * c->v_head_dim);
+    else /* made of the latent output */
+        plan_renew(p, &m->slots.out, m->type, p->rows, heads * c->v_head_dim);
 
     uint64_t mark = plan_mark(p);
     size_t norms = most(norm_backward_bytes(s, p->rows, c->q_lora_rank), norm_backward_bytes(s, p->rows, c->kv_lora_rank));

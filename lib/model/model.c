@@ -43,7 +43,7 @@ void model_close(struct model *m)
 glm52_status model_hold_gradients(struct model *m)
 {
     const struct ops *ops = m->stream->ops;
-    size_t bytes = m->parameters.gradient_elements * sizeof(float);
+    size_t bytes = m->parameters.gradient_bytes;
     void *gradients;
 
     if (m->gradient_holders++) return GLM52_OK;
@@ -70,29 +70,6 @@ void model_release_gradients(struct model *m)
     for (uint32_t i = 0; i < m->parameters.count; i++) m->parameters.at[i].gradient = NULL;
 }
 
-void parameter_upload(struct model *m, struct parameter *p, uint64_t first, uint64_t count, const float *values, void *buffer)
-{
-    size_t size = dtype_size(p->type);
-
-    if (p->type == GLM52_DTYPE_BF16)
-        for (uint64_t i = 0; i < count; i++) ((uint16_t *)buffer)[i] = f32_to_bf16(values[i]);
-    else
-        memcpy(buffer, values, count * sizeof *values);
-    m->stream->ops->upload(m->stream, p->value + first * size, buffer, count * size);
-}
-
-void parameter_download(struct model *m, const struct parameter *p, uint64_t first, uint64_t count, float *values,
-                        void *buffer)
-{
-    size_t size = dtype_size(p->type);
-
-    m->stream->ops->download(m->stream, buffer, p->value + first * size, count * size);
-    if (p->type == GLM52_DTYPE_BF16)
-        for (uint64_t i = 0; i < count; i++) values[i] = bf16_to_f32(((uint16_t *)buffer)[i]);
-    else
-        memcpy(values, buffer, count * sizeof *values);
-}
-
 static void initialize(struct model *m, struct parameter *p, float *values, void *buffer)
 {
     struct random_key key = random_key((uint64_t)m->config.train.seed, p->name);
@@ -100,11 +77,12 @@ static void initialize(struct model *m, struct parameter *p, float *values, void
 
     for (uint64_t first = 0; first < p->count; first += PIECE) {
         uint64_t count = p->count - first < PIECE ? p->count - first : PIECE;
+#pragma omp parallel for num_threads(m->stream->threads) schedule(static)
         for (uint64_t i = 0; i < count; i++)
             values[i] = p->kind == KIND_NORM                                    ? 1
                         : p->kind == KIND_BIAS || p->kind == KIND_SELECTION_BIAS ? 0
                                                                                 : range * random_normal(key, first + i);
-        parameter_upload(m, p, first, count, values, buffer);
+        stream_write(m->stream, p->type, p->value + first * dtype_size(p->type), count, values, buffer);
     }
 }
 

@@ -12,7 +12,7 @@ struct model {
     glm52_dtype type;             /* of parameters and activations */
     struct parameters parameters;
     unsigned char *values;        /* parameters.value_bytes of device memory */
-    float *gradients;             /* while somebody holds them */
+    unsigned char *gradients;     /* while somebody holds them */
     size_t gradient_bytes;        /* of those: the parameters trained now may be others than those trained next */
     int gradient_holders;
     int steps;                    /* open now; a stage begins only where there is one */
@@ -30,9 +30,5 @@ glm52_status model_hold_gradients(struct model *m);
 void model_release_gradients(struct model *m);
 /* "6 layers (1 dense + 5 MoE), 2.2M parameters, stage sparse" */
 void model_describe(const struct model *m, char *line, size_t bytes);
-/* Moves elements of a parameter between fp32 host memory and the device, through a buffer of the caller's of `count`
- * elements of the parameter's type. */
-void parameter_upload(struct model *m, struct parameter *p, uint64_t first, uint64_t count, const float *values, void *buffer);
-void parameter_download(struct model *m, const struct parameter *p, uint64_t first, uint64_t count, float *values, void *buffer);
 
 #endif

@@ -21,7 +21,8 @@ static struct grouped_gemm grouped(const struct moe *m, int64_t rows, int64_t n,
 {
     return (struct grouped_gemm){.rows = assignments(m, rows), .n = n, .k = k,
                                  .stride = 3 * m->c->moe_intermediate_size * m->c->hidden_size,
-                                 .groups = (int32_t)m->c->n_routed_experts, .type = m->type};
+                                 .groups = (int32_t)m->c->n_routed_experts, .type = m->type,
+                                 .gradient = m->w->expert0.gate->gradient_type};
 }
 
 void moe_plan(struct moe *m, struct stream *s, struct plan *p)
@@ -158,7 +159,7 @@ static void router_backward(const struct moe *m, const struct pass *b, const voi
     struct gemm rows = {.m = b->rows, .n = in, .k = experts, .lda = experts, .ldb = in, .ldc = in, .batch = 1, .add = 1,
                         .a_type = GLM52_DTYPE_F32, .b_type = w->type, .c_type = m->type};
     struct gemm weight = {.m = experts, .n = in, .k = b->rows, .lda = experts, .ldb = in, .ldc = in, .batch = 1, .add = 1,
-                          .transpose_a = 1, .a_type = GLM52_DTYPE_F32, .b_type = m->type, .c_type = GLM52_DTYPE_F32};
+                          .transpose_a = 1, .a_type = GLM52_DTYPE_F32, .b_type = m->type, .c_type = w->gradient_type};
     float *dlogits = at(b, m->slots.dlogits);
 
     label(b, "moe.router");

@@ -114,22 +114,18 @@ static void depth_backward(const struct mtp *m, struct pass *b, int d, const voi
     const struct mtp_depth *q = &m->depth[d];
     const struct model_config *c = &m->config->model;
     struct embed e = {.rows = b->rows, .width = c->hidden_size, .vocabulary = c->vocab_size, .type = m->type,
-                      .gradient = GLM52_DTYPE_F32};
+                      .gradient = m->parameters->embedding->gradient_type};
     struct norm n = half_norm(m, b->rows, 0), added = half_norm(m, b->rows, 1);
     char *djoined = at(b, m->djoined);
     void *dx = mtp_dout(m, b, d), *workspace = at(b, m->workspace);
-    float *dembedding = m->config->mtp.detach_heads ? NULL : m->parameters->embedding->gradient;
+    void *dembedding = m->config->mtp.detach_heads ? NULL : m->parameters->embedding->gradient;
 
     if (!q->layer.frozen) {
         label(b, "mtp.head");
         norm_backward(b, m->w->norm, c->rms_norm_eps, c->hidden_size, at(b, q->y), at(b, q->out_rstd), dx, dx, 0, workspace);
     }
     if (q->layer.frozen && !(q->layer.indexes && q->layer.indexer.learns)) return;
-    if (m->replays) {
-        b->replay = 1;
-        layer_forward(&q->layer, b, at(b, q->x), selected_of(m, b, d), at(b, q->y));
-        b->replay = 0;
-    }
+    layer_restore(&q->layer, b, at(b, q->x), selected_of(m, b, d), at(b, q->y));
     layer_backward(&q->layer, b, at(b, q->x), selected_of(m, b, d), dx);
     if (q->layer.frozen) return;
     label(b, "mtp.input");

@@ -16,7 +16,7 @@ struct mtp {
     const struct parameters *parameters;
     const struct mtp_weights *w;
     glm52_dtype type;
-    int depths, replays; /* replays: layers are recomputed in backward */
+    int depths;
     struct mtp_depth depth[MTP_DEPTHS];
     struct slot out, dout;          /* kept, [depths,rows,hidden]: after shared_head.norm, and its gradient */
     struct slot selected;           /* kept, [depths,rows,index_topk], or of depth 0 alone where it is shared */

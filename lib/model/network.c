@@ -7,7 +7,7 @@ static struct head head_shape(const struct network *n, int64_t rows)
     const struct model_config *c = &n->model->config.model;
 
     return (struct head){.rows = rows, .width = c->hidden_size, .vocabulary = c->vocab_size, .type = n->model->type,
-                         .gradient = GLM52_DTYPE_F32};
+                         .gradient = n->model->parameters.head->gradient_type};
 }
 
 static struct head_tv tv_shape(const struct network *n, int64_t rows)
@@ -50,7 +50,6 @@ static void build(struct network *n)
     build_layer(m, n->layers, &m->parameters.mtp.layer, 1, 1, &first);
     first.moe.passes = (int)m->config.mtp.depths;
     mtp_build(&n->mtp, &m->config, &m->parameters, &first);
-    n->mtp.replays = n->keep == KEEP_INPUTS;
 }
 
 /* Indices of the sums. */
@@ -249,7 +248,7 @@ static void tap_logits(const struct network *n, const struct pass *f, const void
 
 /* Cross-entropy of `hidden` under the view's labels: *sum += weighted losses; hit unless NULL; with gradients dx, and dw
  * unless NULL. */
-static void cross_entropy(const struct network *n, const struct pass *f, const void *hidden, float *hit, void *dx, float *dw,
+static void cross_entropy(const struct network *n, const struct pass *f, const void *hidden, float *hit, void *dx, void *dw,
                           double *sum)
 {
     struct head h = head_shape(n, f->rows);
@@ -280,7 +279,7 @@ static void count_accepted(const struct network *n, const struct pass *f, int d)
 static void mtp_cross_entropy(struct network *n, struct pass *f, const struct input *in, int backward)
 {
     const struct input *trunk = f->in;
-    float *dw = n->model->config.mtp.detach_heads ? NULL : n->model->parameters.head->gradient;
+    void *dw = n->model->config.mtp.detach_heads ? NULL : n->model->parameters.head->gradient;
 
     for (int d = 0; d < n->mtp.depths; d++) {
         f->in = &in[d];
@@ -320,7 +319,7 @@ static void mtp_total_variation(struct network *n, struct pass *f, const struct 
 
 static void run_heads(struct network *n, struct pass *f, const struct input *in, int backward)
 {
-    float *dw = n->model->parameters.head->gradient;
+    void *dw = n->model->parameters.head->gradient;
 
     label(f, "head");
     cross_entropy(n, f, at(f, n->final), NULL, backward ? at(f, n->dx) : NULL, backward ? dw : NULL,
@@ -336,7 +335,7 @@ static void backward_layers(struct network *n, struct pass *b)
 {
     const struct model_config *c = &n->model->config.model;
     struct embed e = {.rows = b->rows, .width = c->hidden_size, .vocabulary = c->vocab_size, .type = n->model->type,
-                      .gradient = GLM52_DTYPE_F32};
+                      .gradient = n->model->parameters.embedding->gradient_type};
     struct parameter *embedding = n->model->parameters.embedding;
     void *dx = at(b, n->dx);
 
@@ -348,11 +347,7 @@ static void backward_layers(struct network *n, struct pass *b)
     for (int i = n->layers - 1; i >= 0; i--) {
         int serves = !n->layer[i].frozen || (n->layer[i].indexes && n->layer[i].indexer.learns);
         if (!serves) continue;
-        if (n->keep == KEEP_INPUTS) {
-            b->replay = 1;
-            layer_forward(&n->layer[i], b, at(b, n->x[i]), at(b, n->selected[i]), at(b, n->x[i + 1]));
-            b->replay = 0;
-        }
+        layer_restore(&n->layer[i], b, at(b, n->x[i]), at(b, n->selected[i]), at(b, n->x[i + 1]));
         layer_backward(&n->layer[i], b, at(b, n->x[i]), at(b, n->selected[i]), dx);
     }
     label(b, "embedding");

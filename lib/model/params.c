@@ -233,16 +233,17 @@ static int stage_trains(const struct config *c, const struct parameter *p)
 
 void parameters_select(struct parameters *p, const struct config *c)
 {
-    uint64_t elements = 0;
+    uint64_t bytes = 0;
 
     for (uint32_t i = 0; i < p->count; i++) {
         struct parameter *q = &p->at[i];
         q->trained = stage_trains(c, q);
-        if (!q->follows) elements = round_up(elements, ALIGNMENT / sizeof(float));
-        q->gradient_offset = elements;
-        if (q->trained) elements += q->count;
+        q->gradient_type = c->precision.gradients == PRECISION_BF16 && q->dimensions == 2 ? GLM52_DTYPE_BF16 : GLM52_DTYPE_F32;
+        if (!q->follows) bytes = round_up(bytes, ALIGNMENT);
+        q->gradient_offset = bytes;
+        if (q->trained) bytes += q->count * dtype_size(q->gradient_type);
     }
-    p->gradient_elements = elements;
+    p->gradient_bytes = bytes;
 }
 
 int parameter_decays(const struct parameter *p)

@@ -35,11 +35,12 @@ struct parameter {
     glm52_dtype type;
     int follows;                  /* lies right behind the one before, without a gap */
     uint64_t offset;              /* bytes into the values */
-    uint64_t gradient_offset;     /* elements into the gradients */
+    glm52_dtype gradient_type;    /* fp32, or bf16 for matrices under precision.gradients = bf16 */
+    uint64_t gradient_offset;     /* bytes into the gradients */
     struct parameter_blocks blocks;
     int trained;                  /* has a gradient and optimizer state */
     unsigned char *value;         /* device memory; NULL until the model has some */
-    float *gradient;              /* device memory; NULL until a step has some */
+    void *gradient;               /* device memory; NULL until a step has some */
 };
 
 struct mla_weights {
@@ -77,7 +78,7 @@ struct parameters {
     struct parameter *at;
     uint32_t count;
     uint64_t elements;            /* of all parameters */
-    uint64_t value_bytes, gradient_elements;
+    uint64_t value_bytes, gradient_bytes;
     char *names;
     uint64_t name_bytes;
     uint32_t *by_name;            /* indices in order of name */

@@ -39,6 +39,8 @@ void mla_target(const struct mla *m, const struct pass *b, const int32_t *select
 /* Within mla: the attention itself, between projections and output (attention.c). */
 void attention_plan(struct mla *m, struct stream *s, struct plan *p);
 void attention_forward(const struct mla *m, const struct pass *f, const int32_t *selected);
+/* Absorbed queries and the outputs of the heads, from what was kept. */
+void attention_restore(const struct mla *m, const struct pass *b);
 /* From dout to dq [rows,heads,qk] before rotation and dkv [rows,kv_rank+rope] fp32, rope part still rotated; gradient of
  * kv_b. */
 void attention_backward(const struct mla *m, const struct pass *b, const int32_t *selected, float *target);
@@ -112,6 +114,7 @@ struct layer {
     int index, sparse;
     int indexes;                  /* runs its own indexer */
     int frozen;                   /* backward serves the indexer alone */
+    enum keep keep;               /* what its forward leaves for its backward */
     const struct layer_weights *w;
     const struct model_config *c;
     glm52_dtype type;
@@ -129,6 +132,8 @@ struct layer {
 void layer_plan(struct layer *m, struct stream *s, struct plan *p);
 /* x [rows,hidden] -> y; `selected` is written by layers that index and read by the others. */
 void layer_forward(const struct layer *m, const struct pass *f, const void *x, int32_t *selected, void *y);
+/* Before its backward: makes again what was not kept. `selected` stands; y is written where the whole layer runs again. */
+void layer_restore(const struct layer *m, struct pass *b, const void *x, int32_t *selected, void *y);
 /* dx holds the gradient of y and becomes that of x. */
 void layer_backward(const struct layer *m, const struct pass *b, const void *x, const int32_t *selected, void *dx);
 

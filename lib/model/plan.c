@@ -22,6 +22,11 @@ void plan_keep(struct plan *p, struct slot *slot, glm52_dtype type, int64_t rows
 
 void plan_save(struct plan *p, struct slot *slot, glm52_dtype type, int64_t rows, int64_t columns)
 {
+    place(p, slot, p->keep <= KEEP_DEAR ? REGION_KEPT : REGION_REPLAYED, array_bytes(type, rows, columns));
+}
+
+void plan_renew(struct plan *p, struct slot *slot, glm52_dtype type, int64_t rows, int64_t columns)
+{
     place(p, slot, p->keep == KEEP_ALL ? REGION_KEPT : REGION_REPLAYED, array_bytes(type, rows, columns));
 }
 

@@ -1,8 +1,8 @@
 /* Where a pass keeps its arrays. The parts declare them in the order in which they will run, before the first step;
  * afterwards addresses do not move.
  *
- * Three regions: kept (from forward to backward), replayed (what a layer needs between its own forward and backward;
- * one layer's worth when layers are recomputed or nothing is kept), temporary (dead at the end of the part). */
+ * Three regions: kept (from forward to backward), replayed (what backward makes again, or what a layer needs between its
+ * own forward and backward; one layer's worth), temporary (dead at the end of the part). */
 #ifndef GLM52_MODEL_PLAN_H
 #define GLM52_MODEL_PLAN_H
 
@@ -10,8 +10,8 @@
 
 enum plan_region { REGION_KEPT, REGION_REPLAYED, REGION_TEMPORARY, REGIONS };
 
-/* What survives from a layer's forward to its backward. */
-enum keep { KEEP_ALL, KEEP_INPUTS, KEEP_NOTHING };
+/* What survives from a layer's forward to its backward: all, all but what is cheap to make again, its input, nothing. */
+enum keep { KEEP_ALL, KEEP_DEAR, KEEP_INPUTS, KEEP_NOTHING };
 
 struct slot {
     enum plan_region region;
@@ -28,12 +28,14 @@ struct plan {
 void plan_keep(struct plan *p, struct slot *slot, glm52_dtype type, int64_t rows, int64_t columns);
 /* Kept from the layer's forward to its backward. */
 void plan_save(struct plan *p, struct slot *slot, glm52_dtype type, int64_t rows, int64_t columns);
+/* Likewise, but cheap to make again: layer_restore() does, unless all is kept. */
+void plan_renew(struct plan *p, struct slot *slot, glm52_dtype type, int64_t rows, int64_t columns);
 void plan_temp(struct plan *p, struct slot *slot, glm52_dtype type, int64_t rows, int64_t columns);
 void plan_temp_bytes(struct plan *p, struct slot *slot, size_t bytes);
 /* Temporaries declared after the mark end at the release. */
 uint64_t plan_mark(const struct plan *p);
 void plan_release(struct plan *p, uint64_t mark);
-/* Before each layer: what plan_save() declares may overlay the previous layer's, unless all is kept. */
+/* Before each layer: what is not kept may overlay the previous layer's. */
 void plan_next_layer(struct plan *p);
 
 #endif

@@ -1,5 +1,6 @@
 /* Finds and opens libglm52-cuda.so: beside the file this code is in, else wherever the loader looks. Once open, it stays. */
 #include "ops/cuda.h"
+#include "ops/cpu/cpu.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -76,7 +77,9 @@ static glm52_status need_backend(void)
 glm52_status stream_open_cuda(struct stream *s, struct host *host, int index)
 {
     TRY(need_backend());
-    return backend->open(s, host, index);
+    TRY(backend->open(s, host, index));
+    s->threads = cpu_threads(0);
+    return GLM52_OK;
 }
 
 int cuda_device_count(void)

@@ -8,7 +8,8 @@
  *   - rows = 0 is legal and does nothing (outputs that accumulate stay, outputs that are written are empty).
  *   - Deterministic: the same inputs give the same bits, for any number of threads.
  *   - `add` in a shape: 0 overwrites the output, 1 adds to it.
- *   - Parameter gradients are fp32 and always added to.
+ *   - Parameter gradients are always added to; fp32, or of the type `gradient` of the shape, rounded to nearest at each
+ *     addition; a product may be rounded before it is added.
  *   - `pairs` is the exact number of (query, key) pairs that the documents of the call have; only a tally reads it. */
 #ifndef GLM52_OPS_OPS_H
 #define GLM52_OPS_OPS_H
@@ -31,7 +32,7 @@ enum { MOMENTS = 2 }; /* that a device keeps for mark */
 struct stream {
     const struct ops *ops;
     struct host *host;
-    int threads;          /* of the cpu device; changes time, not results */
+    int threads;          /* of work on the host, the cpu device's above all; changes time, not results */
     struct tally *tally;  /* NULL: not wanted. The meta device needs none to run, one to count. */
     const char *label;    /* who asks, for the tally; a static string */
     void *state;          /* the device's own */
@@ -53,7 +54,7 @@ struct gemm {
 struct grouped_gemm {
     int64_t rows, n, k, stride; /* rows = offsets[groups] at most */
     int32_t groups, add;        /* add: of the row outputs */
-    glm52_dtype type;
+    glm52_dtype type, gradient; /* of rows and weights; of dw: fp32 or bf16 */
 };
 
 struct norm {
@@ -209,7 +210,7 @@ struct ops {
     void (*grouped_gemm_backward_rows)(struct stream *s, const struct grouped_gemm *g, const int32_t *offsets,
                                        const void *dy, const void *w, void *dx);
     void (*grouped_gemm_backward_weight)(struct stream *s, const struct grouped_gemm *g, const int32_t *offsets,
-                                         const void *dy, const void *x, float *dw);
+                                         const void *dy, const void *x, void *dw);
 
     /* ---- norms ---- */
     /* y = x * rstd * gain, rstd = rsqrt(mean(x^2) + epsilon), kept [rows] for backward. dgain [width] is added to;
@@ -399,5 +400,10 @@ glm52_status stream_open_cuda(struct stream *s, struct host *host, int index);
 int cuda_device_count(void);
 void cuda_describe(int index, char *text, size_t bytes);
 void stream_close(struct stream *s);
+
+/* Elements of a device array of fp32 or bf16 to and from fp32 host memory, through a buffer of `count` elements of the
+ * device's type. Reading is complete on return. */
+void stream_read(struct stream *s, glm52_dtype type, const void *from_device, uint64_t count, float *values, void *buffer);
+void stream_write(struct stream *s, glm52_dtype type, void *to_device, uint64_t count, const float *values, void *buffer);
 
 #endif

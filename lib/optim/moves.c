@@ -111,7 +111,7 @@ static void add_adamw(struct optimizer *o, const struct placed *at, uint64_t fro
         move->adamw = (struct adamw){.count = (int64_t)count, .beta1 = (float)o->config.beta1,
                                      .beta2 = (float)o->config.beta2, .epsilon = (float)o->config.epsilon,
                                      .decay = parameter_decays(p) ? (float)o->config.weight_decay : 0, .type = p->type,
-                                     .gradient = GLM52_DTYPE_F32, .moments = GLM52_DTYPE_F32};
+                                     .gradient = p->gradient_type, .moments = o->moment_type};
 }
 
 static double block_scale(int rule, int64_t rows, int64_t columns)
@@ -138,7 +138,7 @@ static void add_muon(struct optimizer *o, const struct placed *at, uint64_t from
                                .scale = (float)(o->config.muon_scale * block_scale(o->config.muon_scale_rule, rows, columns)),
                                .nesterov = o->config.muon_nesterov,
                                .classic = o->config.muon_convention == MUON_CLASSIC, .steps = (int32_t)o->config.muon_steps,
-                               .type = p->type, .gradient = GLM52_DTYPE_F32, .moments = GLM52_DTYPE_F32};
+                               .type = p->type, .gradient = p->gradient_type, .moments = o->moment_type};
     for (int i = 0; i < move->muon.steps; i++)
         memcpy(move->muon.coefficient[i], polynomial(o->config.muon_coefficients, i), sizeof move->muon.coefficient[i]);
 }
@@ -237,7 +237,8 @@ static uint32_t adamw_run(const struct optimizer *o, uint32_t i, uint64_t *eleme
             parameter_decays(p) != parameter_decays(first->parameter) || next->state != first->state + *elements ||
             next->second != first->second + *elements ||
             p->offset != first->parameter->offset + *elements * dtype_size(p->type) ||
-            p->gradient_offset != first->parameter->gradient_offset + *elements)
+            p->gradient_type != first->parameter->gradient_type ||
+            p->gradient_offset != first->parameter->gradient_offset + *elements * dtype_size(p->gradient_type))
             break;
         *elements += p->count;
     }

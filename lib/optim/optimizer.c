@@ -16,26 +16,31 @@ static glm52_status take(struct optimizer *o, size_t bytes, void **out)
     return GLM52_OK;
 }
 
-static size_t state_bytes(const struct optimizer *o)
+static size_t first_bytes(const struct optimizer *o)
 {
-    return o->state_elements * sizeof(float);
+    return o->state_elements * dtype_size(o->moment_type);
 }
 
 static size_t second_bytes(const struct optimizer *o)
 {
-    return o->second_elements * sizeof(float);
+    return o->second_elements * dtype_size(o->moment_type);
 }
 
-static glm52_status take_memory(struct optimizer *o)
+static size_t master_bytes(const struct optimizer *o)
+{
+    return o->state_elements * sizeof(float);
+}
+
+static glm52_status take_memory(struct optimizer *o, int masters)
 {
     void *memory;
 
-    TRY(take(o, state_bytes(o), &memory));
+    TRY(take(o, first_bytes(o), &memory));
     o->m = memory;
     TRY(take(o, second_bytes(o), &memory));
     o->v = memory;
-    if (o->model->type != GLM52_DTYPE_F32) {
-        TRY(take(o, state_bytes(o), &memory));
+    if (masters && o->model->type != GLM52_DTYPE_F32) {
+        TRY(take(o, master_bytes(o), &memory));
         o->master = memory;
     }
     TRY(take(o, PARTS * RATES * sizeof(float), &memory));
@@ -57,8 +62,9 @@ glm52_status optimizer_open(struct model *m, const struct config *config, struct
     o->total_steps = config->train.steps;
     o->stage = m->stage;
     o->lr_override = -1;
+    o->moment_type = config->precision.moments == PRECISION_BF16 ? GLM52_DTYPE_BF16 : GLM52_DTYPE_F32;
     glm52_status status = plan_moves(o, config);
-    if (!status) status = take_memory(o);
+    if (!status) status = take_memory(o, config->precision.masters);
     if (status)
         optimizer_close(o);
     else
@@ -71,9 +77,9 @@ void optimizer_close(struct optimizer *o)
     if (!o->model) return;
     struct stream *s = o->model->stream;
 
-    if (o->m) s->ops->release(s, o->m, state_bytes(o), MEMORY_OPTIMIZER);
+    if (o->m) s->ops->release(s, o->m, first_bytes(o), MEMORY_OPTIMIZER);
     if (o->v) s->ops->release(s, o->v, second_bytes(o), MEMORY_OPTIMIZER);
-    if (o->master) s->ops->release(s, o->master, state_bytes(o), MEMORY_OPTIMIZER);
+    if (o->master) s->ops->release(s, o->master, master_bytes(o), MEMORY_OPTIMIZER);
     if (o->rates) s->ops->release(s, o->rates, PARTS * RATES * sizeof(float), MEMORY_OPTIMIZER);
     if (o->workspace) s->ops->release(s, o->workspace, o->workspace_bytes, MEMORY_WORKSPACE);
     host_free(s->host, o->placed, o->count * sizeof *o->placed, MEMORY_HOST);
@@ -107,8 +113,11 @@ static void apply(struct optimizer *o, const struct move *move, const float *coe
 {
     struct stream *s = o->model->stream;
     struct parameter *p = move->first;
-    const float *rates = o->rates + p->part * RATES, *gradient = p->gradient + move->from;
-    float *m = o->m + move->state, *v = o->v + move->second, *master = o->master ? o->master + move->state : NULL;
+    size_t size = dtype_size(o->moment_type);
+    const float *rates = o->rates + p->part * RATES;
+    const void *gradient = (const char *)p->gradient + move->from * dtype_size(p->gradient_type);
+    void *m = o->m + move->state * size, *v = o->v + move->second * size;
+    float *master = o->master ? o->master + move->state : NULL;
     unsigned char *value = p->value + move->from * dtype_size(p->type);
 
     if (move->rule == RULE_MUON)
@@ -150,6 +159,14 @@ void optimizer_resync(struct optimizer *o)
     }
 }
 
+/* Both may hold their moments in another type. */
+static void copy_moment(struct stream *s, const struct parameter *p, struct optimizer *to, unsigned char *into, uint64_t at,
+                        const struct optimizer *from, const unsigned char *of, uint64_t from_at)
+{
+    s->ops->convert(s, (int64_t)p->count, from->moment_type, of + from_at * dtype_size(from->moment_type), to->moment_type,
+                    into + at * dtype_size(to->moment_type));
+}
+
 void optimizer_adopt(struct optimizer *o, const struct optimizer *before)
 {
     struct stream *s = o->model->stream;
@@ -162,10 +179,11 @@ void optimizer_adopt(struct optimizer *o, const struct optimizer *before)
         if (j == before->count) break;
         const struct placed *to = &o->placed[i], *from = &before->placed[j];
         if (from->parameter != to->parameter || from->rule != to->rule) continue;
-        size_t bytes = to->parameter->count * sizeof(float);
-        s->ops->copy(s, o->m + to->state, before->m + from->state, bytes);
-        if (to->has_second && from->has_second) s->ops->copy(s, o->v + to->second, before->v + from->second, bytes);
-        if (o->master) s->ops->copy(s, o->master + to->state, before->master + from->state, bytes);
+        copy_moment(s, to->parameter, o, o->m, to->state, before, before->m, from->state);
+        if (to->has_second && from->has_second)
+            copy_moment(s, to->parameter, o, o->v, to->second, before, before->v, from->second);
+        if (o->master && before->master)
+            s->ops->copy(s, o->master + to->state, before->master + from->state, to->parameter->count * sizeof(float));
         continues[to->parameter->part] = 1;
     }
     for (int part = 0; part < PARTS; part++) o->updates[part] = continues[part] ? before->updates[part] : 0;

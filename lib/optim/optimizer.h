@@ -44,7 +44,9 @@ struct optimizer {
     struct move *move;
     uint32_t moves;
     uint64_t state_elements, second_elements;
-    float *m, *v, *master;      /* device; master is NULL for fp32 parameters */
+    glm52_dtype moment_type;
+    unsigned char *m, *v;       /* device, of moment_type */
+    float *master;              /* device; NULL for fp32 parameters, and without precision.masters */
     float *rates;               /* device, RATES per part */
     void *workspace;            /* of Muon */
     size_t workspace_bytes;

@@ -58,8 +58,8 @@ static const struct parameter *find_parameter(struct step *s)
     for (uint32_t i = t->count; i-- > 0;) {
         if (!t->at[i].trained) continue;
         stream->ops->zero(stream, s->squares, sizeof squares);
-        stream->ops->sum_squares(stream, (int64_t)t->at[i].count, GLM52_DTYPE_F32, t->at[i].gradient, s->squares,
-                                 s->workspace);
+        stream->ops->sum_squares(stream, (int64_t)t->at[i].count, t->at[i].gradient_type, t->at[i].gradient,
+                                 s->squares, s->workspace);
         if (stream->ops->synchronize(stream)) return NULL;
         stream->ops->download(stream, &squares, s->squares, sizeof squares);
         if (!isfinite(squares)) return &t->at[i];

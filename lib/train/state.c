@@ -9,6 +9,7 @@
 
 #include <jansson.h>
 
+#include "base/dtype.h"
 #include "base/text.h"
 #include "checkpoint/hub.h"
 #include "checkpoint/safetensors.h"
@@ -28,32 +29,40 @@ static glm52_status join(char path[PATH], const char *directory, const char *nam
 enum state_array { FIRST_MOMENT, SECOND_MOMENT, MASTER, STATE_ARRAYS };
 static const char *const array_name[STATE_ARRAYS] = {"m", "v", "master"};
 
-static float *state_of(const struct optimizer *o, const struct placed *p, enum state_array which)
+/* Elements in device memory; at = NULL: not there. */
+struct held {
+    unsigned char *at;
+    glm52_dtype type;
+};
+
+static struct held state_of(const struct optimizer *o, const struct placed *p, enum state_array which)
 {
-    if (which == FIRST_MOMENT) return o->m + p->state;
-    if (which == SECOND_MOMENT) return p->has_second ? o->v + p->second : NULL;
-    return o->master ? o->master + p->state : NULL;
+    size_t size = dtype_size(o->moment_type);
+
+    if (which == FIRST_MOMENT) return (struct held){o->m + p->state * size, o->moment_type};
+    if (which == SECOND_MOMENT) return (struct held){p->has_second ? o->v + p->second * size : NULL, o->moment_type};
+    return (struct held){o->master ? (unsigned char *)(o->master + p->state) : NULL, GLM52_DTYPE_F32};
 }
 
 /* Calls `visit` for every (array, parameter) in a fixed order. */
 static glm52_status each_tensor(struct optimizer *o,
-                                glm52_status (*visit)(struct optimizer *, const struct parameter *, const char *, float *,
-                                                      void *),
+                                glm52_status (*visit)(struct optimizer *, const struct parameter *, const char *,
+                                                      struct held, void *),
                                 void *user)
 {
     char name[160];
 
     for (enum state_array which = 0; which < STATE_ARRAYS; which++)
         for (uint32_t i = 0; i < o->count; i++) {
-            float *at = state_of(o, &o->placed[i], which);
-            if (!at) continue;
+            struct held values = state_of(o, &o->placed[i], which);
+            if (!values.at) continue;
             snprintf(name, sizeof name, "%s.%s", array_name[which], o->placed[i].parameter->name);
-            TRY(visit(o, o->placed[i].parameter, name, at, user));
+            TRY(visit(o, o->placed[i].parameter, name, values, user));
         }
     return GLM52_OK;
 }
 
-static glm52_status declare_tensor(struct optimizer *o, const struct parameter *p, const char *name, float *values,
+static glm52_status declare_tensor(struct optimizer *o, const struct parameter *p, const char *name, struct held values,
                                    void *user)
 {
     (void)o, (void)values;
@@ -63,12 +72,12 @@ static glm52_status declare_tensor(struct optimizer *o, const struct parameter *
 struct mover {
     struct safetensors_writer *writer;
     struct safetensors *file;
-    float *buffer;
+    float *buffer;            /* 2 PIECE elements */
     int other_stage;          /* the file is of another stage than the one that begins */
     int found[PARTS];         /* some state of the part was read */
 };
 
-static glm52_status write_tensor(struct optimizer *o, const struct parameter *p, const char *name, float *values, void *user)
+static glm52_status write_tensor(struct optimizer *o, const struct parameter *p, const char *name, struct held values, void *user)
 {
     const struct mover *mover = user;
     struct stream *s = o->model->stream;
@@ -77,14 +86,14 @@ static glm52_status write_tensor(struct optimizer *o, const struct parameter *p,
     TRY(host_poll(o->model->host));
     for (uint64_t first = 0; first < p->count; first += PIECE) {
         uint64_t count = p->count - first < PIECE ? p->count - first : PIECE;
-        s->ops->download(s, mover->buffer, values + first, count * sizeof(float));
+        stream_read(s, values.type, values.at + first * dtype_size(values.type), count, mover->buffer, mover->buffer + PIECE);
         TRY(safetensors_writer_write(mover->writer, mover->buffer, count * sizeof(float)));
     }
     return GLM52_OK;
 }
 
 /* Parameters whose state a stage begins anew may be missing from the file of another stage. */
-static glm52_status check_tensor(struct optimizer *o, const struct parameter *p, const char *name, float *values, void *user)
+static glm52_status check_tensor(struct optimizer *o, const struct parameter *p, const char *name, struct held values, void *user)
 {
     const struct mover *mover = user;
     const struct safetensor *t = safetensors_find(mover->file, name);
@@ -100,14 +109,14 @@ static glm52_status check_tensor(struct optimizer *o, const struct parameter *p,
     return fail_detail("tensor", "%s", name);
 }
 
-static glm52_status read_tensor(struct optimizer *o, const struct parameter *p, const char *name, float *values, void *user)
+static glm52_status read_tensor(struct optimizer *o, const struct parameter *p, const char *name, struct held values, void *user)
 {
     struct mover *mover = user;
     const struct safetensor *t = safetensors_find(mover->file, name);
     struct stream *s = o->model->stream;
 
     if (!t) { /* begins anew: moments at zero, the master as the parameter is */
-        if (!text_starts_with(name, array_name[MASTER])) s->ops->zero(s, values, p->count * sizeof *values);
+        if (!text_starts_with(name, array_name[MASTER])) s->ops->zero(s, values.at, p->count * dtype_size(values.type));
         return GLM52_OK;
     }
     mover->found[p->part] = 1;
@@ -115,7 +124,7 @@ static glm52_status read_tensor(struct optimizer *o, const struct parameter *p, 
     for (uint64_t first = 0; first < p->count; first += PIECE) {
         uint64_t count = p->count - first < PIECE ? p->count - first : PIECE;
         TRY(safetensors_read_f32(mover->file, t, first, count, mover->buffer));
-        s->ops->upload(s, values + first, mover->buffer, count * sizeof(float));
+        stream_write(s, values.type, values.at + first * dtype_size(values.type), count, mover->buffer, mover->buffer + PIECE);
     }
     return GLM52_OK;
 }
@@ -123,7 +132,7 @@ static glm52_status read_tensor(struct optimizer *o, const struct parameter *p, 
 static glm52_status save_optimizer(struct optimizer *o, const char *directory)
 {
     struct mover mover = {0};
-    size_t bytes = PIECE * sizeof(float);
+    size_t bytes = 2 * PIECE * sizeof(float);
     struct host *host = o->model->host;
 
     TRY(safetensors_writer_create(host, directory, "optimizer", 0, &mover.writer));
@@ -138,7 +147,7 @@ static glm52_status save_optimizer(struct optimizer *o, const char *directory)
     return status;
 }
 
-static glm52_status count_tensor(struct optimizer *o, const struct parameter *p, const char *name, float *values, void *user)
+static glm52_status count_tensor(struct optimizer *o, const struct parameter *p, const char *name, struct held values, void *user)
 {
     (void)o, (void)p, (void)name, (void)values;
     ++*(size_t *)user;
@@ -161,7 +170,7 @@ static glm52_status open_optimizer(struct optimizer *o, const char *directory, s
              tensors);
         status = fail_detail("path", "%s", path);
     }
-    if (!status && !(mover->buffer = host_alloc(o->model->host, PIECE * sizeof(float), MEMORY_HOST)))
+    if (!status && !(mover->buffer = host_alloc(o->model->host, 2 * PIECE * sizeof(float), MEMORY_HOST)))
         status = GLM52_E_NOMEM;
     if (status) safetensors_close(file);
     return status;
@@ -329,7 +338,7 @@ glm52_status step_resume(struct step *s, const char *directory)
         if (!status) status = s->model->stream->ops->synchronize(s->model->stream);
         if (status) fail_detail("state", "lost"); /* reading had begun */
     }
-    host_free(host, mover.buffer, PIECE * sizeof(float), MEMORY_HOST);
+    host_free(host, mover.buffer, 2 * PIECE * sizeof(float), MEMORY_HOST);
     safetensors_close(&file);
     if (!status) take_counters(s, &counters, &mover);
     return status;

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/dtype.h"
 #include "base/text.h"
 
 enum { SCALAR_NORM, SCALAR_COEFFICIENT, SCALARS };
@@ -34,7 +35,7 @@ static glm52_status take_update_memory(struct step *s)
     s->squares = memory;
     TRY(take(s, SCALARS * sizeof *s->scalars, &memory));
     s->scalars = memory;
-    s->workspace_bytes = m->stream->ops->sum_bytes(m->stream, (int64_t)m->parameters.gradient_elements);
+    s->workspace_bytes = m->stream->ops->sum_bytes(m->stream, (int64_t)m->parameters.elements);
     return take(s, s->workspace_bytes, &s->workspace);
 }
 
@@ -52,7 +53,8 @@ static glm52_status name_log(struct step *s, const char *out)
 
 glm52_status step_open(struct model *m, struct optimizer *o, const struct config *config, struct step *s)
 {
-    enum keep keep = !o ? KEEP_NOTHING : config->train.recompute == RECOMPUTE_LAYERS ? KEEP_INPUTS : KEEP_ALL;
+    static const enum keep kept[] = {[RECOMPUTE_NONE] = KEEP_ALL, [RECOMPUTE_LIGHT] = KEEP_DEAR, [RECOMPUTE_LAYERS] = KEEP_INPUTS};
+    enum keep keep = o ? kept[config->train.recompute] : KEEP_NOTHING;
 
     memset(s, 0, sizeof *s);
     if (o && o->stage != m->stage) {
@@ -200,6 +202,22 @@ static glm52_status require_optimizer(const struct step *s, uint32_t count)
     return fail_hint("give 1 to %lld batches", (long long)s->microbatches);
 }
 
+/* Runs of parameters whose gradients have one type, with the gaps between them. */
+static void reduce_gradients(struct step *s)
+{
+    struct model *m = s->model;
+    const struct parameters *t = &m->parameters;
+
+    for (uint32_t i = 0, next; i < t->count; i = next) {
+        const struct parameter *first = &t->at[i];
+        for (next = i + 1; next < t->count && t->at[next].gradient_type == first->gradient_type;) next++;
+        uint64_t end = next < t->count ? t->at[next].gradient_offset : t->gradient_bytes;
+        int64_t count = (int64_t)((end - first->gradient_offset) / dtype_size(first->gradient_type));
+        if (count)
+            s->comm.all_reduce_sum(&s->comm, m->stream, count, first->gradient_type, m->gradients + first->gradient_offset);
+    }
+}
+
 /* Gradients of the step's loss, summed over ranks, in the parameters' gradients. */
 static glm52_status accumulate(struct step *s, const struct pack *const *packs, uint32_t count, struct input_count *counted,
                                int64_t *tokens)
@@ -209,9 +227,9 @@ static glm52_status accumulate(struct step *s, const struct pack *const *packs, 
     TRY(require_optimizer(s, count));
     TRY(check_packs(s, packs, count, counted, tokens));
     m->stream->label = "gradients";
-    m->stream->ops->zero(m->stream, m->gradients, m->parameters.gradient_elements * sizeof(float));
+    m->stream->ops->zero(m->stream, m->gradients, m->parameters.gradient_bytes);
     TRY(run_packs(s, packs, count, counted, 1));
-    s->comm.all_reduce_sum(&s->comm, m->stream, (int64_t)m->parameters.gradient_elements, GLM52_DTYPE_F32, m->gradients);
+    reduce_gradients(s);
     return GLM52_OK;
 }
 
@@ -239,14 +257,16 @@ static void sum_squares(struct step *s)
     ops->zero(stream, s->squares, (GROUPS + 1) * sizeof *s->squares);
     for (uint32_t i = 0, next; i < t->count; i = next) {
         const struct parameter *first = &t->at[i];
-        uint64_t end = first->gradient_offset + first->count;
+        uint64_t count = first->count, size = dtype_size(first->gradient_type);
         for (next = i + 1; next < t->count && t->at[next].trained == first->trained &&
-                           t->at[next].gradient_offset == end && group_of(&t->at[next]) == group_of(first);
+                           t->at[next].gradient_type == first->gradient_type &&
+                           t->at[next].gradient_offset == first->gradient_offset + count * size &&
+                           group_of(&t->at[next]) == group_of(first);
              next++)
-            end += t->at[next].count;
+            count += t->at[next].count;
         if (first->trained)
-            ops->sum_squares(stream, (int64_t)(end - first->gradient_offset), GLM52_DTYPE_F32, first->gradient,
-                             s->squares + group_of(first), s->workspace);
+            ops->sum_squares(stream, (int64_t)count, first->gradient_type, first->gradient, s->squares + group_of(first),
+                             s->workspace);
     }
     for (int i = 0; i < GROUPS; i++) ops->add(stream, 1, GLM52_DTYPE_F64, s->squares + i, s->squares + GROUPS);
 }

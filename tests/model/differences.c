@@ -189,6 +189,7 @@ END_TEST
 
 START_TEST(layers_computed_anew)
 {
+    check_model("train.recompute=light", 3, documents, NULL);
     check_model("train.recompute=layers", 3, documents, NULL);
 }
 END_TEST

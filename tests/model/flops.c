@@ -215,6 +215,8 @@ static void expect(const int32_t *lengths, double fwd[FLOP_ITEMS], double total[
     fwd[FLOP_LOGITS] += extra;
     total[FLOP_LOGITS] += extra - (all && config.mtp.detach_heads ? depths * head : 0);
     fwd[FLOP_TV_TARGET_LOGITS] = total[FLOP_TV_TARGET_LOGITS] = 0;
+    /* Sparse attention absorbs and unabsorbs once more. */
+    if (config.train.recompute == RECOMPUTE_LIGHT && !dense) total[FLOP_MLA_KV_UP] += fwd[FLOP_MLA_KV_UP];
     if (config.train.recompute != RECOMPUTE_LAYERS) return;
     /* The layers' forward runs again, but for the selection, and for the projections that only it needs. */
     for (int i = 0; i < FLOP_ITEMS; i++)

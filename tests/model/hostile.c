@@ -193,6 +193,7 @@ START_TEST(options_that_a_step_cannot_change_are_refused)
     small_open(&s, NULL, SPARSE "precision.params=bf16");
     OK(set_stage(&s, RL)); /* says nothing of precision */
     REFUSED(set_stage(&s, SPARSE "precision.params=f32"), GLM52_E_INVALID);
+    REFUSED(set_stage(&s, SPARSE "precision.gradients=bf16"), GLM52_E_INVALID);
     small_close(&s);
 }
 END_TEST
@@ -201,11 +202,11 @@ END_TEST
 
 START_TEST(dropped_is_a_share_of_all_assignments)
 {
-    static const char *const how[] = {"", "train.recompute=layers"};
+    static const char *const how[] = {"", "train.recompute=light", "train.recompute=layers"};
     const uint8_t counts[38] = {1}; /* the other rows count nowhere, but take their places */
-    double dropped[2];
+    double dropped[3];
 
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         char settings[512];
         struct small s;
         snprintf(settings, sizeof settings, SETTINGS "moe.capacity_factor=0.001 %s", how[i]);
@@ -221,7 +222,7 @@ START_TEST(dropped_is_a_share_of_all_assignments)
     }
     /* Each expert keeps one assignment of 38 x 2 in each of 3 MoE layers and 2 MTP depths, or is asked for none. */
     ck_assert(dropped[0] < 1 && dropped[0] >= 1 - 5.0 / 76);
-    ck_assert(dropped[0] == dropped[1]);
+    ck_assert(dropped[0] == dropped[1] && dropped[0] == dropped[2]);
 }
 END_TEST
 

@@ -93,6 +93,7 @@ static void check_run(const char *more)
 START_TEST(a_plan_is_what_a_run_takes)
 {
     check_run("");
+    check_run("train.recompute=light");
     check_run("train.recompute=layers");
 }
 END_TEST
@@ -124,6 +125,7 @@ static void check_growth_of_plans(const char *more)
 START_TEST(memory_grows_with_the_tokens)
 {
     check_growth_of_plans("");
+    check_growth_of_plans("train.recompute=light");
     check_growth_of_plans("train.recompute=layers");
 }
 END_TEST

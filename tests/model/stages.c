@@ -13,6 +13,7 @@
 #define DENSE COMMON "train.stage=one train.attention=dense mtp.depths=2 "
 #define WARMUP COMMON "train.stage=two train.attention=dense train.train_only=indexer indexer_loss.kind=dense mtp.depths=2 "
 #define SPARSE COMMON "train.stage=three train.attention=sparse indexer_loss.kind=sparse mtp.depths=2 "
+#define NARROW "precision.params=bf16 precision.gradients=bf16 precision.moments=bf16 precision.masters=false "
 #define RL COMMON "moe.bias_update_rate=0 train.stage=four train.rl_safe=true "
 
 static const char *const stage[] = {DENSE, WARMUP, SPARSE, RL};
@@ -88,6 +89,7 @@ START_TEST(from_sparse_to_rl)
 {
     check_boundary(2, "");
     check_boundary(1, "precision.params=bf16");
+    check_boundary(1, NARROW);
 }
 END_TEST
 
@@ -162,6 +164,8 @@ START_TEST(contradictions_are_refused)
     refused("model.num_nextn_predict_layers=1 mtp.depths=2 mtp.loss=tv", "mtp.detach_heads");
     refused("train.rl_safe=true indexer_loss.kind=sparse", "train.rl_safe");
     refused("train.rl_safe=true moe.force_balance=true", "train.rl_safe");
+    refused("precision.gradients=bf16", "precision.gradients");
+    refused("precision.masters=false", "precision.masters");
 }
 END_TEST
 
@@ -184,16 +188,17 @@ START_TEST(the_stage_before_goes_on_after_a_refused_one)
 END_TEST
 
 /* Bit for bit, with everything on. */
-START_TEST(recomputed_layers_change_no_bit_of_training)
+START_TEST(what_is_made_again_changes_no_bit_of_training)
 {
+    static const char *const how[] = {"light", "layers"};
     static const char *const settings[] = {SPARSE, DENSE "indexer_loss.kind=dense ", WARMUP,
-                                           SPARSE "precision.params=bf16 ", SPARSE "mtp.share=none ", SPARSE "mtp.loss=tv mtp.detach_heads=true "};
+                                           SPARSE "precision.params=bf16 ", SPARSE NARROW, SPARSE "mtp.share=none ", SPARSE "mtp.loss=tv mtp.detach_heads=true "};
 
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
         struct small kept, anew;
         double a[STEPS], b[STEPS];
         char again[1024];
-        snprintf(again, sizeof again, "%s train.recompute=layers", settings[i]);
+        snprintf(again, sizeof again, "%s train.recompute=%s", settings[i], how[_i]);
         small_open(&kept, NULL, settings[i]);
         small_open(&anew, NULL, again);
         train(&kept, a);
@@ -330,7 +335,7 @@ int main(void)
     tcase_add_test(cases, an_rl_step_leaves_indexers_alone);
     tcase_add_test(cases, contradictions_are_refused);
     tcase_add_test(cases, the_stage_before_goes_on_after_a_refused_one);
-    tcase_add_test(cases, recomputed_layers_change_no_bit_of_training);
+    tcase_add_loop_test(cases, what_is_made_again_changes_no_bit_of_training, 0, 2);
     tcase_add_test(cases, microbatches_split_the_losses_of_a_row);
     tcase_add_test(cases, a_step_that_is_not_finite_is_skipped_or_stops);
     tcase_add_test(cases, a_spike_is_skipped);

@@ -172,12 +172,15 @@ class Running(unittest.TestCase):
         model = small.model(self.context)
         choices, real = {}, _train._free_memory
         try:
-            for free in (1 << 40, 1):
-                _train._free_memory = lambda free=free: free
-                choices[free] = glm52.Step(model, glm52.Optimizer(model), recompute="auto").config["train.recompute"]
+            options = glm52.Step(model, glm52.Optimizer(model)).config
+            light, none = (_train._peak(options, recompute, True) for recompute in ("light", "none"))
+            sizes = {"much": 1e12, "less": (light + none) / 2, "little": 1}
+            for name, peak in sizes.items():
+                _train._free_memory = lambda peak=peak: (peak - self.context.memory.now) / _train._ROOM
+                choices[name] = glm52.Step(model, glm52.Optimizer(model), recompute="auto").config["train.recompute"]
         finally:
             _train._free_memory = real
-        self.assertEqual(choices, {1 << 40: "none", 1: "layers"})
+        self.assertEqual(choices, {"much": "none", "less": "light", "little": "layers"})
 
 
 class State(unittest.TestCase):

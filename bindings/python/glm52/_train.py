@@ -53,7 +53,7 @@ class Optimizer(Handle):
 class Step(Handle):
     """The training step: made once, with all memory it will need, then run.
 
-    recompute  "auto": keeps activations if they fit into the memory that is free; "none", "layers"
+    recompute  "auto": keeps activations if they fit into the memory that is free; "none", "light", "layers"
     Further keywords are options of the train section: Step(model, opt, microbatches=4, microbatch_tokens=4096, clip=1.0).
     optimizer=None is for evaluation only. `history` holds the metrics of all updates so far.
     """
@@ -64,7 +64,7 @@ class Step(Handle):
         base = config or (optimizer.config if optimizer else model.config)
         self.config = derived(base, options, "train")
         if recompute == "auto":
-            recompute = "none" if _fits(self.config, optimizer is not None, model.context) else "layers"
+            recompute = _least_recompute(self.config, optimizer is not None, model.context)
         if recompute is not None:
             self.config["train.recompute"] = recompute
         self._handle = self._work(_glm52.step_create, model._handle, optimizer._handle if optimizer else None,
@@ -219,20 +219,24 @@ def _handles(data: Union[Batch, Sequence[Batch]]) -> List[Any]:
     return [data._handle] if isinstance(data, Batch) else [batch._handle for batch in data]
 
 
-def _fits(config: Config, trains: bool, context: Context) -> bool:
-    """Whether a step that keeps its activations fits into free memory, by a dry run on the meta device."""
+def _least_recompute(config: Config, trains: bool, context: Context) -> str:
+    """What must be computed anew for a step to fit into free memory, by dry runs on the meta device."""
     free = _free_memory()
-    if free is None:
-        return True
+    for recompute in ("none", "light"):
+        if free is None or _peak(config, recompute, trains) - context.memory.now <= _ROOM * free:
+            return recompute
+    return "layers"
+
+
+def _peak(config: Config, recompute: str, trains: bool) -> int:
     with Context("meta", log=None) as meta:
-        options: Dict[str, Any] = {"train.recompute": "none", "out": ""}
+        options: Dict[str, Any] = {"train.recompute": recompute, "out": ""}
         other = Config(meta, config.dump())
         other.update(options)
         other["model.hub"] = ""
         model = Model(meta, other)
         optimizer = Optimizer(model, other) if trains else None
-        peak = Step(model, optimizer, other).plan().peak
-    return peak - context.memory.now <= _ROOM * free
+        return Step(model, optimizer, other).plan().peak
 
 
 def _free_memory() -> Optional[int]:

@@ -51,7 +51,7 @@ void cpu_grouped_gemm_forward(struct stream *s, const struct grouped_gemm *g, co
 void cpu_grouped_gemm_backward_rows(struct stream *s, const struct grouped_gemm *g, const int32_t *offsets,
                                     const void *dy, const void *w, void *dx);
 void cpu_grouped_gemm_backward_weight(struct stream *s, const struct grouped_gemm *g, const int32_t *offsets,
-                                      const void *dy, const void *x, float *dw);
+                                      const void *dy, const void *x, void *dw);
 void cpu_rmsnorm_forward(struct stream *s, const struct norm *n, const void *x, const void *gain, void *y,
                          float *rstd);
 size_t cpu_norm_backward_bytes(struct stream *s, const struct norm *n);

@@ -85,10 +85,10 @@ void cpu_grouped_gemm_backward_rows(struct stream *s, const struct grouped_gemm 
 }
 
 void cpu_grouped_gemm_backward_weight(struct stream *s, const struct grouped_gemm *g, const int32_t *offsets,
-                                      const void *dy, const void *x, float *dw)
+                                      const void *dy, const void *x, void *dw)
 {
     struct counted call = count_grouped_gemm_backward_weight(s, g);
-    int64_t each = tiles_of(g->n, g->k), high = (g->n + TILE_M - 1) / TILE_M;
+    int64_t each = tiles_of(g->n, g->k), high = (g->n + TILE_M - 1) / TILE_M, size = (int64_t)dtype_size(g->gradient);
 
 #pragma omp parallel for schedule(dynamic, 1) num_threads(team_of(s, g))
     for (int64_t number = 0; number < g->groups * each; number++) {
@@ -100,7 +100,7 @@ void cpu_grouped_gemm_backward_weight(struct stream *s, const struct grouped_gem
         left.transposed = 1;
         if (rows > 0)
             tile_gemm(least(TILE_M, g->n - i), least(TILE_N, g->k - j), rows, 1, left, operand_at(right, first, j),
-                      dw + group * g->stride + i * g->k + j, g->k, GLM52_DTYPE_F32, 1);
+                      (char *)dw + (group * g->stride + i * g->k + j) * size, g->k, g->gradient, 1);
     }
     count_end(call);
 }

@@ -86,7 +86,7 @@ static void meta_grouped_gemm_backward_rows(struct stream *s, const struct group
 }
 
 static void meta_grouped_gemm_backward_weight(struct stream *s, const struct grouped_gemm *g, const int32_t *offsets,
-                                              const void *dy, const void *x, float *dw)
+                                              const void *dy, const void *x, void *dw)
 {
     count_grouped_gemm_backward_weight(s, g);
 }
