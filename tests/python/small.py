@@ -19,6 +19,12 @@ WEIGHT = "model.layers.1.self_attn.q_b_proj.weight"
 SOURCE = os.environ.get("GLM52_SOURCE", os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 
 
+def sanitized():
+    """Whether everything is many times slower than it should be."""
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        return "libasan" in maps.read()
+
+
 def config(context, **options):
     return glm52.Config(context, OPTIONS, **options)
 
