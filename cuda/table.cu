@@ -8,6 +8,8 @@ const struct ops *whole_table(void)
 
         t.name = "cuda";
         fill_device(&t);
+        fill_graph(&t);
+        fill_timing(&t);
         fill_dense(&t);
         fill_norm(&t);
         fill_rope(&t);
@@ -25,6 +27,7 @@ const struct ops *whole_table(void)
         fill_head_tv(&t);
         fill_arithmetic(&t);
         fill_adamw(&t);
+        fill_guard(&t);
         fill_muon(&t);
         return &t;
     }();
@@ -36,7 +39,7 @@ extern "C" __attribute__((visibility("default"))) const struct cuda_backend *glm
     const struct cuda_services *services)
 {
     static const struct cuda_backend backend = {GLM52_VERSION, sizeof(struct ops), count_devices, describe_device,
-                                                  open_device};
+                                                  open_device, plan_device};
 
     use_services(services);
     return &backend;

@@ -32,9 +32,9 @@ void sparse_mla_forward(struct stream *s, const struct sparse_mla *a, const void
                         const int32_t *selected, void *out, float *lse, void *workspace)
 {
     cuda_device *d = device_of(s);
-    const cudaError_t error = sparse_forward(d->stream, call_of(a), q, kv, selected, out, lse, aligned(workspace));
 
     count_sparse_mla_forward(s, a);
+    const cudaError_t error = sparse_forward(d->stream, call_of(a), q, kv, selected, out, lse, aligned(workspace));
     if (error != cudaSuccess) record_error(d, error, "sparse_mla_forward");
 }
 
@@ -43,10 +43,10 @@ void sparse_mla_backward(struct stream *s, const struct sparse_mla *a, const voi
                          float *target, void *workspace)
 {
     cuda_device *d = device_of(s);
-    const cudaError_t error =
-        sparse_backward(d->stream, call_of(a), q, kv, selected, out, lse, dout, dq, dkv, target, aligned(workspace));
 
     count_sparse_mla_backward(s, a, target != nullptr);
+    const cudaError_t error =
+        sparse_backward(d->stream, call_of(a), q, kv, selected, out, lse, dout, dq, dkv, target, aligned(workspace));
     if (error != cudaSuccess) record_error(d, error, "sparse_mla_backward");
 }
 

@@ -6,8 +6,7 @@
 #include <cstring>
 
 #include "dense/matmul.cuh"
-
-extern "C" void host_account(struct host *host, enum memory_class of, int64_t bytes);
+#include "device/upload.cuh"
 
 void record_error(cuda_device *d, cudaError_t error, const char *operation)
 {
@@ -28,6 +27,7 @@ static glm52_status device_allocate(struct stream *s, size_t bytes, enum memory_
     size_t free_bytes = 0, all = 0;
     const cudaError_t error = cudaMalloc(out, bytes ? bytes : 1);
 
+    s->allocations++;
     if (error == cudaSuccess) {
         host_account(s->host, of, (int64_t)bytes);
         return GLM52_OK;
@@ -48,13 +48,14 @@ static void device_release(struct stream *s, void *memory, size_t bytes, enum me
     host_account(s->host, of, -(int64_t)bytes);
 }
 
-/* From pageable memory: the bytes have been taken by the time the call returns. */
-static void device_upload(struct stream *s, void *to_device, const void *from_host, size_t bytes)
+static void device_memory(struct stream *s, uint64_t *free, uint64_t *all)
 {
-    cuda_device *d = device_of(s);
-    cudaError_t error = cudaMemcpyAsync(to_device, from_host, bytes, cudaMemcpyHostToDevice, d->stream);
+    size_t free_bytes = 0, all_bytes = 0;
 
-    if (error != cudaSuccess) record_error(d, error, "upload");
+    device_of(s);
+    cudaMemGetInfo(&free_bytes, &all_bytes);
+    *free = free_bytes;
+    *all = all_bytes;
 }
 
 static void device_download(struct stream *s, void *to_host, const void *from_device, size_t bytes)
@@ -122,6 +123,8 @@ static void device_close(struct stream *s)
         host_account(s->host, MEMORY_WORKSPACE, -(int64_t)SCRATCH_BYTES);
     }
     matmul_close(d);
+    upload_close(s);
+    timing_close(d);
     if (d->blas) cublasLtDestroy(d->blas);
     if (d->stream) cudaStreamDestroy(d->stream);
     free(d);
@@ -132,6 +135,7 @@ void fill_device(struct ops *t)
 {
     t->allocate = device_allocate;
     t->release = device_release;
+    t->memory = device_memory;
     t->upload = device_upload;
     t->download = device_download;
     t->zero = device_zero;
@@ -199,7 +203,8 @@ static glm52_status set_up(struct stream *s, cuda_device *d)
     cudaDeviceGetAttribute(&d->multiprocessors, cudaDevAttrMultiProcessorCount, d->index);
     if (cublasLtCreate(&d->blas) != CUBLAS_STATUS_SUCCESS)
         return fail(GLM52_E_DEVICE, "cuBLASLt does not start on GPU %d", d->index);
-    status = device_allocate(s, SCRATCH_BYTES, MEMORY_WORKSPACE, &d->scratch);
+    status = upload_open(s);
+    if (!status) status = device_allocate(s, SCRATCH_BYTES, MEMORY_WORKSPACE, &d->scratch);
     return status ? status : matmul_open(d);
 }
 
@@ -220,4 +225,11 @@ glm52_status open_device(struct stream *s, struct host *host, int index)
     status = set_up(s, d);
     if (status) device_close(s);
     return status;
+}
+
+void plan_device(struct stream *s, size_t *workspace)
+{
+    memset(s, 0, sizeof *s);
+    s->ops = whole_table();
+    *workspace = SCRATCH_BYTES;
 }

@@ -13,6 +13,8 @@ extern "C" {
 }
 
 struct matmul_cache;
+struct upload_ring;
+struct timing;
 
 struct cuda_device {
     cudaStream_t stream;
@@ -21,6 +23,8 @@ struct cuda_device {
     void *scratch;              /* SCRATCH_BYTES: cublasLt's, and of operations that get no workspace */
     struct matmul_cache *products;
     cudaEvent_t moment[MOMENTS];
+    struct upload_ring *uploads;
+    struct timing *timing;      /* NULL: nobody asked yet */
     cudaError_t error;          /* the first since the last synchronize */
     const char *failed;         /* the operation it showed in */
 };
@@ -78,6 +82,8 @@ static inline T *carve(void *base, size_t *used, int64_t count)
 /* ---- each family fills in its part of the table ---- */
 
 void fill_device(struct ops *t);
+void fill_graph(struct ops *t);
+void fill_timing(struct ops *t);
 void fill_dense(struct ops *t);
 void fill_norm(struct ops *t);
 void fill_rope(struct ops *t);
@@ -95,4 +101,5 @@ void fill_head(struct ops *t);
 void fill_head_tv(struct ops *t);
 void fill_arithmetic(struct ops *t);
 void fill_adamw(struct ops *t);
+void fill_guard(struct ops *t);
 void fill_muon(struct ops *t);

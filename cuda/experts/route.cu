@@ -221,22 +221,23 @@ void limit_capacity(struct stream *s, const struct route *r, int64_t capacity, i
     launched(d, "limit_capacity");
 }
 
-__global__ void bias_kernel(int32_t experts, float rate, const double *counts, float *bias)
+__global__ void bias_kernel(int32_t experts, float rate, const float *coefficient, const double *counts, float *bias)
 {
     double mean = 0;
 
+    if (coefficient && *coefficient < 0) return;
     for (int32_t e = threadIdx.x; e < experts; e += THREADS) mean += counts[e];
     mean = block_sum<THREADS>(mean) / experts;
     for (int32_t e = threadIdx.x; e < experts; e += THREADS)
         bias[e] += rate * (float)((mean > counts[e]) - (mean < counts[e]));
 }
 
-void balance_bias(struct stream *s, int32_t experts, float rate, const double *counts, float *bias)
+void balance_bias(struct stream *s, int32_t experts, float rate, const float *coefficient, const double *counts, float *bias)
 {
     cuda_device *d = device_of(s);
 
     count_balance_bias(s, experts);
-    bias_kernel<<<1, THREADS, 0, d->stream>>>(experts, rate, counts, bias);
+    bias_kernel<<<1, THREADS, 0, d->stream>>>(experts, rate, coefficient, counts, bias);
     launched(d, "balance_bias");
 }
 

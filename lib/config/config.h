@@ -33,6 +33,7 @@ enum optimizer_policy { POLICY_ADAMW, POLICY_GLM5 };
 enum not_finite { NOT_FINITE_STOP, NOT_FINITE_SKIP };
 enum precision { PRECISION_F32, PRECISION_BF16 };
 enum recompute { RECOMPUTE_NONE, RECOMPUTE_LIGHT, RECOMPUTE_LAYERS };
+enum cuda_graph { CUDA_GRAPH_AUTO, CUDA_GRAPH_OFF, CUDA_GRAPH_ON };
 enum wsd_style { WSD_LINEAR, WSD_COSINE, WSD_EXPONENTIAL, WSD_MINUS_SQRT };
 
 /* Names are those of the hub's config.json. */
@@ -82,6 +83,9 @@ struct train_config {
     double clip;         /* 0: off */
     double ce_coeff;     /* weight of the trunk's cross-entropy in the loss */
     double spike;        /* loss above this many times its running mean counts as a spike; 0: off */
+    int cuda_graph;      /* enum cuda_graph */
+    int64_t graph_shapes;
+    int deterministic;
 };
 
 struct precision_config {
@@ -108,6 +112,7 @@ struct moe_config {
 
 struct report_config {
     double peak_tflops;  /* of all devices of the run; 0: unknown */
+    int profile;
 };
 
 struct config {

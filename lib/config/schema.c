@@ -124,6 +124,10 @@ const struct option options[] = {
     STRING(train.stage, "", "", 0, "name of the stage; a run that goes on under another name begins a new schedule"),
     CHOICE(train.not_finite, "stop|skip", "stop", "what a loss or gradient that is not finite does"),
     NUMBER(train.spike, 0, 1e30, "0", "a loss above this many times its running mean is skipped; 0: off"),
+    BOOLEAN(train.deterministic, "true", "the same bits in every run; false permits faster operations that add in any order"),
+    CHOICE(train.cuda_graph, "auto|off|on", "auto",
+           "record a step's launches and replay them; auto: where the device can, on: refused where it cannot"),
+    INTEGER(train.graph_shapes, 1, 65536, "8", 0, "recorded shapes of microbatches; beyond them the one used longest ago goes"),
 
     CHOICE(precision.params, "f32|bf16", "f32", "parameters and activations"),
     CHOICE(precision.gradients, "f32|bf16", "f32", "gradients of matrices; bf16 needs bf16 parameters"),
@@ -150,6 +154,7 @@ const struct option options[] = {
     CHOICE(moe.capacity_policy, "position|weight", "position", "which assignments beyond the capacity are dropped"),
     BOOLEAN(moe.force_balance, "false", "experts in turn whatever the router says; for benchmarks alone"),
 
+    BOOLEAN(report.profile, "false", "time every operation, and write out/profile.jsonl; steps are slower"),
     NUMBER(report.peak_tflops, 0, 1e12, "0", "peak TFLOP/s of all devices of the run, for utilisation (mfu_*); 0: unknown"),
 };
 

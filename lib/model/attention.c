@@ -26,14 +26,15 @@ struct sparse_mla attention_shape(const struct mla *m, int64_t rows, double pair
     return (struct sparse_mla){.rows = rows, .keys = rows, .heads = (int32_t)m->c->num_attention_heads,
                                .kv_rank = (int32_t)m->c->kv_lora_rank, .rope = (int32_t)m->c->qk_rope_head_dim,
                                .k = (int32_t)m->c->index_topk, .scale = (float)(1 / sqrt((double)qk_width(m))),
-                               .type = m->type, .pairs = pairs};
+                               .fast = m->fast, .type = m->type, .pairs = pairs};
 }
 
 static struct dense_attention dense_shape(const struct mla *m, int64_t rows, double pairs)
 {
     return (struct dense_attention){.rows = rows, .keys = rows, .heads = (int32_t)m->c->num_attention_heads,
                                     .qk = (int32_t)qk_width(m), .v = (int32_t)m->c->v_head_dim,
-                                    .scale = (float)(1 / sqrt((double)qk_width(m))), .type = m->type, .pairs = pairs};
+                                    .scale = (float)(1 / sqrt((double)qk_width(m))), .fast = m->fast, .type = m->type,
+                                    .pairs = pairs};
 }
 
 static size_t most(size_t a, size_t b)

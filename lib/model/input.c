@@ -113,18 +113,34 @@ static void fill_depth_row(const struct pack *p, int64_t t, int32_t begin, int32
     v->counted[t] = (float)(inside && counts(p, t));
 }
 
-/* Rows of the sequences of the balance loss; their number. */
+/* Rows of the sequences of the balance loss; their number. Documents are filled up with empty ones to a power of two:
+ * launches depend on the number, and so packs that differ in documents can mostly share a graph. */
 static int32_t fill_sequences(const struct config *c, const struct pack *p, int32_t *sequence)
 {
-    int32_t n = 0;
+    int32_t n = 0, all = 1;
 
-    if (c->moe.auxiliary_loss == AUXILIARY_DOCUMENT) {
-        for (; n <= p->documents; n++) sequence[n] = p->cu_seqlens[n];
-        return n - 1;
-    }
     sequence[0] = 0;
     sequence[1] = (int32_t)p->rows;
-    return 1;
+    if (c->moe.auxiliary_loss != AUXILIARY_DOCUMENT) return 1;
+    while (all < p->documents) all *= 2;
+    if (all > p->rows) all = (int32_t)p->rows;
+    for (; n <= p->documents; n++) sequence[n] = p->cu_seqlens[n];
+    for (; n <= all; n++) sequence[n] = (int32_t)p->rows;
+    return all;
+}
+
+void input_open(struct model *m, const struct input_plan *layout, unsigned char *const base[REGIONS])
+{
+    float frequencies[MAX_HALF];
+
+    model_inverse_frequency(m->config.model.rope_theta, layout->half, frequencies);
+    m->stream->ops->upload(m->stream, base[layout->frequency.region] + layout->frequency.offset, frequencies,
+                           (size_t)layout->half * sizeof *frequencies);
+}
+
+static int rotates_queries(const struct config *c)
+{
+    return c->mtp.query_offset == QUERY_OFFSET_DEPTH && c->mtp.share == MTP_SHARE_INDEX_KV;
 }
 
 void input_upload(struct model *m, const struct input_plan *layout, unsigned char *const base[REGIONS],
@@ -133,14 +149,12 @@ void input_upload(struct model *m, const struct input_plan *layout, unsigned cha
     const struct ops *ops = m->stream->ops;
     const struct config *c = &m->config;
     int64_t rows = pack->rows;
-    int views = layout->depths + 1, tv = c->mtp.loss == MTP_LOSS_TV;
-    int offset = c->mtp.query_offset == QUERY_OFFSET_DEPTH && c->mtp.share == MTP_SHARE_INDEX_KV;
+    int views = layout->depths + 1, tv = c->mtp.loss == MTP_LOSS_TV, offset = rotates_queries(c);
     int32_t *staged = (int32_t *)stage->bytes, *sequence = staged + views * INTEGERS * rows;
-    float *staged_floats = (float *)(sequence + rows + 1), frequencies[MAX_HALF];
+    float *staged_floats = (float *)(sequence + rows + 1);
     int32_t *integers = (int32_t *)(base[layout->integers.region] + layout->integers.offset);
     float *floats = (float *)(base[layout->floats.region] + layout->floats.offset);
     float *table = (float *)(base[layout->rope.region] + layout->rope.offset);
-    float *frequency = (float *)(base[layout->frequency.region] + layout->frequency.offset);
 
     for (int v = 0; v < views; v++) {
         struct view view = view_of(staged, staged_floats, rows, v);
@@ -153,19 +167,24 @@ void input_upload(struct model *m, const struct input_plan *layout, unsigned cha
                                    layout->depths, scale, &view);
     }
     int32_t sequences = fill_sequences(c, pack, sequence);
-    model_inverse_frequency(c->model.rope_theta, layout->half, frequencies);
     ops->upload(m->stream, integers, staged, (size_t)(views * INTEGERS * rows + rows + 1) * sizeof *staged);
     ops->upload(m->stream, floats, staged_floats, (size_t)(views * FLOATS * rows) * sizeof *floats);
-    ops->upload(m->stream, frequency, frequencies, (size_t)layout->half * sizeof *frequency);
-    m->stream->label = "rope";
     for (int v = 0; v < views; v++) {
         struct view view = view_of(integers, floats, rows, v);
         float *query = v && offset ? table + v * rows * 2 * layout->half : table;
         out[v] = (struct input){.rows = rows, .token = view.token, .position = view.position, .start = view.start,
                                 .end = view.end, .label = view.label, .weight = view.weight, .kl_weight = view.kl_weight,
-                                .counted = v || pack->counted ? view.counted : NULL, .rope = table, .rope_query = query,
+                                .counted = view.counted, .rope = table, .rope_query = query,
                                 .sequence = integers + views * INTEGERS * rows, .sequences = sequences};
         pack_pairs(pack, c->model.index_topk, v, &out[v].pairs, &out[v].selected_pairs); /* rows without an input token */
-        if (!v || offset) ops->rope_table(m->stream, rows, layout->half, view.position, frequency, query);
     }
+}
+
+void input_tables(struct model *m, const struct input_plan *layout, unsigned char *const base[REGIONS], const struct input *in)
+{
+    const float *frequency = (const float *)(base[layout->frequency.region] + layout->frequency.offset);
+
+    m->stream->label = "rope";
+    for (int v = 0; v <= (rotates_queries(&m->config) ? layout->depths : 0); v++)
+        m->stream->ops->rope_table(m->stream, in[v].rows, layout->half, in[v].position, frequency, in[v].rope_query);
 }

@@ -23,8 +23,8 @@ struct input {
     const int32_t *label;             /* [rows], negative for none */
     const float *weight;              /* [rows] share of each row's loss in the step's */
     const float *kl_weight;           /* [rows] share of each row in the indexer loss, coefficient included */
-    const float *counted;             /* [rows] 0 for rows that take part in nothing; NULL: all do */
-    const float *rope, *rope_query;   /* [rows,half,2] of keys and indexer, of queries of the main attention */
+    const float *counted;             /* [rows] 0 for rows that take part in nothing */
+    float *rope, *rope_query;         /* [rows,half,2] of keys and indexer, of queries of the main attention */
     const int32_t *sequence;          /* [sequences + 1] rows of the balance loss */
     int32_t sequences;
     double pairs, selected_pairs;     /* visible, and of at most index_topk keys per row */
@@ -57,9 +57,14 @@ glm52_status input_stage_open(struct host *host, int64_t rows, int depths, struc
 void input_stage_close(struct input_stage *stage);
 void input_layout(const struct model_config *c, int depths, struct plan *p, struct input_plan *layout);
 void input_count(const struct pack *pack, int depths, struct input_count *sum); /* adds to *sum */
-/* Sends the pack to the device and builds the rotary tables. out[0] is the trunk's view; out[1 + d] that of MTP depth d:
+/* What all packs have in common; once the memory is there. */
+void input_open(struct model *m, const struct input_plan *layout, unsigned char *const base[REGIONS]);
+/* Sends the pack to the device. Addresses and all else in `out` depend on its rows and the number of its sequences alone, but for
+ * the pairs that only a tally reads. out[0] is the trunk's view; out[1 + d] that of MTP depth d:
  * row t reads token t + 1 + d of its document and predicts the one after, rows beyond the document take part in nothing. */
 void input_upload(struct model *m, const struct input_plan *layout, unsigned char *const base[REGIONS],
                   struct input_stage *stage, const struct pack *pack, const struct input_scale *scale, struct input *out);
+/* Builds the rotary tables of the views, on the device. */
+void input_tables(struct model *m, const struct input_plan *layout, unsigned char *const base[REGIONS], const struct input *in);
 
 #endif

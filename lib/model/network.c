@@ -28,7 +28,7 @@ static void build_layer(struct model *m, int index, const struct layer_weights *
 
     *l = (struct layer){.index = index, .w = w, .c = c, .type = m->type, .sparse = sparse,
                         .indexes = full && (!dense || learns), .frozen = config->train.train_only == TRAIN_INDEXER};
-    l->mla = (struct mla){.w = &w->mla, .c = c, .type = m->type, .dense = dense};
+    l->mla = (struct mla){.w = &w->mla, .c = c, .type = m->type, .dense = dense, .fast = !config->train.deterministic};
     l->indexer = (struct indexer_part){.w = &w->indexer, .c = c, .type = m->type, .layer = index, .learns = learns && full,
                                        .dense = config->indexer_loss.kind == INDEXER_LOSS_DENSE};
     l->mlp = (struct mlp){.w = &w->mlp, .width = c->intermediate_size, .type = m->type};
@@ -175,10 +175,9 @@ static glm52_status take_memory(struct network *n)
     return GLM52_OK;
 }
 
-glm52_status network_open(struct model *m, int64_t rows, enum keep keep, struct network *n)
+/* Everything but the memory. */
+static glm52_status plan_network(struct model *m, int64_t rows, enum keep keep, struct network *n)
 {
-    glm52_status status = GLM52_OK;
-
     memset(n, 0, sizeof *n);
     n->model = m;
     n->rows = rows;
@@ -187,18 +186,38 @@ glm52_status network_open(struct model *m, int64_t rows, enum keep keep, struct 
     n->layer = host_alloc(m->host, (size_t)n->layers * sizeof *n->layer, MEMORY_HOST);
     n->x = host_calloc(m->host, (size_t)(n->layers + 1) * sizeof *n->x, MEMORY_HOST);
     n->selected = host_calloc(m->host, (size_t)n->layers * sizeof *n->selected, MEMORY_HOST);
-    if (!n->layer || !n->x || !n->selected) status = GLM52_E_NOMEM;
-    if (!status) {
-        build(n);
-        count_sums(n);
-        lay_out(n);
-        status = take_memory(n);
+    if (!n->layer || !n->x || !n->selected) return GLM52_E_NOMEM;
+    build(n);
+    count_sums(n);
+    lay_out(n);
+    return GLM52_OK;
+}
+
+uint64_t network_bytes(struct model *m, int64_t rows, enum keep keep)
+{
+    struct network n;
+    uint64_t bytes = 0;
+
+    if (!plan_network(m, rows, keep, &n)) {
+        for (int i = 0; i < REGIONS; i++) bytes += n.plan.peak[i];
+        bytes += (uint64_t)n.sums.count * sizeof *n.sum;
     }
-    if (status)
+    network_close(&n);
+    return bytes;
+}
+
+glm52_status network_open(struct model *m, int64_t rows, enum keep keep, struct network *n)
+{
+    glm52_status status = plan_network(m, rows, keep, n);
+
+    if (!status) status = take_memory(n);
+    if (status) {
         network_close(n);
-    else
-        connect_sums(n);
-    return status;
+        return status;
+    }
+    connect_sums(n);
+    input_open(m, &n->input, n->base);
+    return GLM52_OK;
 }
 
 void network_close(struct network *n)
@@ -354,17 +373,22 @@ static void backward_layers(struct network *n, struct pass *b)
     if (embedding->gradient) b->ops->embed_backward(b->stream, &e, b->in->token, dx, embedding->gradient);
 }
 
-void network_run(struct network *n, const struct pack *pack, const struct input_scale *scale, int backward,
-                 const struct tap *tap)
+void network_feed(struct network *n, const struct pack *pack, const struct input_scale *scale)
+{
+    n->microbatches = scale->packs;
+    input_upload(n->model, &n->input, n->base, &n->stage, pack, scale, n->in);
+}
+
+void network_pass(struct network *n, int backward, const struct tap *tap)
 {
     struct stream *s = n->model->stream;
-    struct input in[MTP_DEPTHS + 1];
-    struct pass pass = {.ops = s->ops, .stream = s, .model = n->model, .in = in, .rows = pack->rows, .tap = tap,
-                        .depth = -1, .training = backward, .microbatches = scale->packs};
+    const struct input *in = n->in;
+    struct pass pass = {.ops = s->ops, .stream = s, .model = n->model, .in = in, .rows = in->rows, .tap = tap,
+                        .depth = -1, .training = backward, .microbatches = n->microbatches};
     int learns = n->model->config.train.train_only == TRAIN_ALL;
 
     memcpy(pass.base, n->base, sizeof pass.base);
-    input_upload(n->model, &n->input, pass.base, &n->stage, pack, scale, in);
+    input_tables(n->model, &n->input, n->base, in);
     forward_layers(n, &pass);
     if (n->mtp.depths) mtp_forward(&n->mtp, &pass, in + 1, at(&pass, n->final));
     run_heads(n, &pass, in, backward && learns);
@@ -375,6 +399,13 @@ void network_run(struct network *n, const struct pack *pack, const struct input_
     backward_layers(n, &pass);
 }
 
+void network_run(struct network *n, const struct pack *pack, const struct input_scale *scale, int backward,
+                 const struct tap *tap)
+{
+    network_feed(n, pack, scale);
+    network_pass(n, backward, tap);
+}
+
 int64_t network_assignments(const struct network *n)
 {
     int64_t passes = n->sparse_layers;
@@ -383,7 +414,7 @@ int64_t network_assignments(const struct network *n)
     return passes * n->model->config.model.num_experts_per_tok;
 }
 
-void network_balance(struct network *n)
+void network_balance(struct network *n, const float *coefficient)
 {
     const struct config *c = &n->model->config;
     struct stream *s = n->model->stream;
@@ -393,9 +424,9 @@ void network_balance(struct network *n)
     s->label = "balance";
     for (int i = 0; i < n->layers; i++)
         if (n->layer[i].sparse)
-            s->ops->balance_bias(s, experts, (float)c->moe.bias_update_rate, n->layer[i].moe.counts,
+            s->ops->balance_bias(s, experts, (float)c->moe.bias_update_rate, coefficient, n->layer[i].moe.counts,
                                  (float *)n->layer[i].w->moe.bias->value);
     if (n->mtp.depths)
-        s->ops->balance_bias(s, experts, (float)c->moe.bias_update_rate, n->mtp.depth[0].layer.moe.counts,
-                             (float *)n->mtp.w->layer.moe.bias->value);
+        s->ops->balance_bias(s, experts, (float)c->moe.bias_update_rate, coefficient,
+                             n->mtp.depth[0].layer.moe.counts, (float *)n->mtp.w->layer.moe.bias->value);
 }

@@ -34,6 +34,8 @@ struct network {
     struct slot final, final_rstd, dx, loss, head_workspace, alpha, hit;
     unsigned char *base[REGIONS];
     struct input_stage stage;
+    struct input in[MTP_DEPTHS + 1]; /* what was fed last: the trunk's view, then those of the MTP depths */
+    int microbatches;            /* of its step */
     struct sums sums;
     double *sum;                 /* device */
 };
@@ -41,13 +43,20 @@ struct network {
 /* Lays out and takes all memory of passes over up to `rows` tokens. */
 glm52_status network_open(struct model *m, int64_t rows, enum keep keep, struct network *n);
 void network_close(struct network *n);
-/* Runs the pack forward, adding to `sum`. With `backward`, gradients of the losses are added to the parameters' (keep
+/* Device memory that network_open() would take; 0 if the host has none to find out. */
+uint64_t network_bytes(struct model *m, int64_t rows, enum keep keep);
+/* Sends a pack for the next pass. The pass itself has no other arguments than what lies on the device, the pack's rows, the number of its
+ * sequences and, in auxiliary losses, `packs` of the scale: where those return, a recorded pass can be replayed. */
+void network_feed(struct network *n, const struct pack *pack, const struct input_scale *scale);
+void network_pass(struct network *n, int backward, const struct tap *tap);
+/* Both: runs the pack forward, adding to `sum`. With `backward`, gradients of the losses are added to the parameters' (keep
  * must not be KEEP_NOTHING). The MTP depths run if the config trains them. */
 void network_run(struct network *n, const struct pack *pack, const struct input_scale *scale, int backward,
                  const struct tap *tap);
 /* Assignments to experts that one token makes in a pass, the MTP depths included. */
 int64_t network_assignments(const struct network *n);
-/* Moves the selection biases by the counts of the step, and forgets nothing: the caller zeroes `sum`. */
-void network_balance(struct network *n);
+/* Moves the selection biases by the counts of the step, unless *coefficient (device memory) is negative; the caller
+ * zeroes `sum`. */
+void network_balance(struct network *n, const float *coefficient);
 
 #endif

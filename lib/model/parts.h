@@ -11,6 +11,7 @@ struct mla {
     const struct model_config *c;
     glm52_dtype type;
     int dense;                    /* all visible keys */
+    int fast;                     /* last bits may differ from run to run */
     int teaches;                  /* backward also wants the target of the indexer loss */
     const struct mla *keys_from;  /* an MTP depth that shares keys: whose; NULL: its own */
     int lends_keys;               /* other depths share its keys: shared_dkv collects their gradient */

@@ -24,6 +24,7 @@ static struct counted count(struct stream *s, const char *operation, double flop
     call.row->calls++;
     call.row->flops += flops;
     call.row->bytes += bytes;
+    if (s->tally->begins) s->tally->begins(s->tally->user, call.row);
     call.began = now();
     return call;
 }
@@ -378,6 +379,14 @@ struct counted count_sum_squares(struct stream *s, int64_t elements, glm52_dtype
 struct counted count_clip(struct stream *s)
 {
     return count(s, "clip", 0, sizeof(double) + 2 * WORD);
+}
+
+struct counted count_guard(struct stream *s, const struct guard *g)
+{
+    int32_t sums = 0;
+
+    for (int32_t i = 0; i < g->parts; i++) sums += g->count[i];
+    return count(s, "guard", 0, (sums + 2) * (double)sizeof(double) + 3 * WORD);
 }
 
 struct counted count_adamw(struct stream *s, const struct adamw *a, int with_master)

@@ -66,6 +66,7 @@ struct counted count_convert(struct stream *s, int64_t count, glm52_dtype from, 
 struct counted count_sum(struct stream *s, int64_t count, int weighted);
 struct counted count_sum_squares(struct stream *s, int64_t count, glm52_dtype type);
 struct counted count_clip(struct stream *s);
+struct counted count_guard(struct stream *s, const struct guard *g);
 struct counted count_adamw(struct stream *s, const struct adamw *a, int with_master);
 struct counted count_muon(struct stream *s, const struct muon *m, int with_master);
 

@@ -82,6 +82,13 @@ glm52_status stream_open_cuda(struct stream *s, struct host *host, int index)
     return GLM52_OK;
 }
 
+glm52_status stream_plan_cuda(struct stream *s, size_t *workspace)
+{
+    TRY(need_backend());
+    backend->plan(s, workspace);
+    return GLM52_OK;
+}
+
 int cuda_device_count(void)
 {
     return need_backend() ? 0 : backend->device_count();

@@ -18,6 +18,8 @@ struct cuda_backend {
     int (*device_count)(void);
     void (*describe)(int index, char *text, size_t bytes); /* "cuda:0, NVIDIA H200, ..." */
     glm52_status (*open)(struct stream *s, struct host *host, int index);
+    /* A stream without a GPU, of which only the table's X_bytes() may be asked; what an opened one takes for itself. */
+    void (*plan)(struct stream *s, size_t *workspace);
 };
 
 /* The one symbol that libglm52-cuda.so exports. The services must live as long as the back end does. */

@@ -4,7 +4,7 @@
  *   - Shapes come in a struct, arrays as pointers into device memory, row-major and contiguous unless a stride says
  *     otherwise. `float *` arrays are fp32 on every device; `void *` arrays have the dtype of the shape.
  *   - No allocation, no host synchronisation, no error path: what can fail failed in validate or plan. Workspace comes
- *     from the caller, of X_bytes() size and 64-byte alignment.
+ *     from the caller, of X_bytes() size and 64-byte alignment. X_bytes() asks no device: a plan is made without one.
  *   - rows = 0 is legal and does nothing (outputs that accumulate stay, outputs that are written are empty).
  *   - Deterministic: the same inputs give the same bits, for any number of threads.
  *   - `add` in a shape: 0 overwrites the output, 1 adds to it.
@@ -35,7 +35,9 @@ struct stream {
     int threads;          /* of work on the host, the cpu device's above all; changes time, not results */
     struct tally *tally;  /* NULL: not wanted. The meta device needs none to run, one to count. */
     const char *label;    /* who asks, for the tally; a static string */
+    uint64_t allocations; /* calls of allocate so far */
     void *state;          /* the device's own */
+    struct stream *stands_for; /* of the meta device: whose workspaces it counts; NULL: the cpu's */
     double moment[MOMENTS]; /* of the cpu device, in seconds */
 };
 
@@ -160,6 +162,13 @@ struct head_tv {
     glm52_dtype type;
 };
 
+/* What a step's loss is the sum of, as ranges of its sums; and from which multiple of the mean on it is a spike. */
+enum { GUARD_PARTS = 4 };
+struct guard {
+    int32_t parts, first[GUARD_PARTS], count[GUARD_PARTS];
+    double spike;                       /* 0: none is */
+};
+
 struct adamw {
     int64_t count;
     float beta1, beta2, epsilon, decay; /* decay: decoupled, times the learning rate */
@@ -192,6 +201,8 @@ struct ops {
     /* Zeroed by nobody. A failure is a status with what was asked and what is there. */
     glm52_status (*allocate)(struct stream *s, size_t bytes, enum memory_class of, void **out);
     void (*release)(struct stream *s, void *memory, size_t bytes, enum memory_class of);
+    /* Bytes that are free, and all there are; NULL where nobody knows. */
+    void (*memory)(struct stream *s, uint64_t *free, uint64_t *all);
     void (*upload)(struct stream *s, void *to_device, const void *from_host, size_t bytes);
     void (*download)(struct stream *s, void *to_host, const void *from_device, size_t bytes); /* complete on return */
     void (*zero)(struct stream *s, void *memory, size_t bytes);
@@ -201,6 +212,19 @@ struct ops {
     void (*mark)(struct stream *s, int moment);
     double (*elapsed)(struct stream *s, int from, int to);
     void (*close)(struct stream *s);
+    /* Between the two, what the stream's tally counts is timed as well: each operation until the next one begins. time_end
+     * waits. NULL where count_end() takes the time, or nothing takes any. */
+    glm52_status (*time_begin)(struct stream *s);
+    glm52_status (*time_end)(struct stream *s);
+
+    /* ---- recorded launches; NULL where a device has none ---- */
+    /* Between the two, operations are recorded and do not run; uploads, downloads and synchronize are not allowed. All
+     * arguments of the operations are kept as they are; what changes from replay to replay lies in device memory. The same
+     * operations, with the same shapes, must have run before: what a device sets up at first use is not recorded. */
+    glm52_status (*record)(struct stream *s);
+    glm52_status (*recorded)(struct stream *s, void **graph);
+    void (*replay)(struct stream *s, void *graph);
+    void (*forget)(struct stream *s, void *graph); /* waits: it may be running */
 
     /* ---- dense ---- */
     void (*gemm)(struct stream *s, const struct gemm *g, const void *a, const void *b, void *c);
@@ -327,8 +351,9 @@ struct ops {
                            const int32_t *chosen, float *weight, double *dropped);
     /* x = 0 where mask = 0. */
     void (*clear_where_zero)(struct stream *s, int64_t count, const float *mask, float *x);
-    /* bias[e] += rate * sign(mean(counts) - counts[e]). */
-    void (*balance_bias)(struct stream *s, int32_t experts, float rate, const double *counts, float *bias);
+    /* bias[e] += rate * sign(mean(counts) - counts[e]); nothing where coefficient is not NULL and *coefficient < 0. */
+    void (*balance_bias)(struct stream *s, int32_t experts, float rate, const float *coefficient, const double *counts,
+                         float *bias);
     /* Stable counting sort of assignments row*k+j by expert. offsets [experts+1]; source [rows*k]: sorted slot -> row*k+j;
      * place [rows*k]: row*k+j -> sorted slot. */
     size_t (*dispatch_sort_bytes)(struct stream *s, const struct dispatch *d);
@@ -376,6 +401,11 @@ struct ops {
     /* *norm = sqrt(*squares); *coefficient = min(1, limit / (norm + 1e-6)), 1 if limit <= 0; -1 if *squares is not
      * finite, which makes the updates below leave everything as it is. */
     void (*clip)(struct stream *s, const double *squares, float limit, float *norm, float *coefficient);
+    /* loss = the sum over the parts of the sum of each, in their order. *coefficient becomes -1 where the loss or *norm is
+     * not finite, and where spike and *mean_loss are above 0 and the loss is above spike * *mean_loss. Otherwise *mean_loss
+     * becomes fma(0.05, loss, 0.95 * *mean_loss), or the loss where it was not above 0. */
+    void (*guard)(struct stream *s, const struct guard *g, const double *sums, const float *norm, double *mean_loss,
+                  float *coefficient);
     /* g = gradient * *coefficient; moments m, v; W = W (1 - lr decay) - lr mh / (sqrt(vh) + epsilon);
      * adamw_clip_lr.json states the formula. W is the fp32 master, of which the parameter is the rounded copy, or, where
      * master = NULL, the parameter itself. Arithmetic is fp32; what is kept in BF16 is rounded to nearest when it is written,
@@ -396,6 +426,9 @@ glm52_status stream_open_cpu(struct stream *s, struct host *host, int threads);
 glm52_status stream_open_meta(struct stream *s, struct host *host);
 /* UNSUPPORTED without the CUDA back end or a GPU it has code for, DEVICE where driver or device fail. */
 glm52_status stream_open_cuda(struct stream *s, struct host *host, int index);
+/* A stream of the CUDA back end for a meta stream to stand for, with no need of a GPU; nothing else may be done with it, and
+ * it is not closed. *workspace: bytes that the device takes for itself. UNSUPPORTED without the back end. */
+glm52_status stream_plan_cuda(struct stream *s, size_t *workspace);
 /* GPUs that stream_open_cuda can be asked for; 0 where anything it needs is missing. */
 int cuda_device_count(void);
 void cuda_describe(int index, char *text, size_t bytes);

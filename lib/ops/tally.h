@@ -18,6 +18,9 @@ struct tally_row {
 struct tally {
     struct tally_row row[TALLY_ROWS];
     int rows;
+    /* Of a device whose operations run later than they are called: told of each before it begins. NULL: nobody asks. */
+    void (*begins)(void *user, struct tally_row *row);
+    void *user;
 };
 
 /* Finds or adds the row; the last row collects what does not fit. */

@@ -94,7 +94,7 @@ double optimizer_lr(const struct optimizer *o)
 }
 
 /* Rates of every part: the learning rate is one, the age of the state differs. */
-static void send_rates(struct optimizer *o)
+void optimizer_prepare(struct optimizer *o)
 {
     struct stream *s = o->model->stream;
     double beta1 = (double)(float)o->config.beta1, beta2 = (double)(float)o->config.beta2;
@@ -129,21 +129,19 @@ static void apply(struct optimizer *o, const struct move *move, const float *coe
 void optimizer_update(struct optimizer *o, const float *coefficient)
 {
     struct stream *s = o->model->stream;
-    int moved[PARTS] = {0};
 
-    s->label = "optimizer";
-    send_rates(o);
     for (uint32_t i = 0; i < o->moves; i++) {
         s->label = o->move[i].rule == RULE_MUON ? "optimizer.muon" : "optimizer.adamw";
         apply(o, &o->move[i], coefficient);
-        moved[o->move[i].first->part] = 1;
     }
-    for (int part = 0; part < PARTS; part++) o->updates[part] += moved[part];
-    o->step++;
 }
 
-void optimizer_skip(struct optimizer *o)
+void optimizer_count(struct optimizer *o, int made)
 {
+    int moved[PARTS] = {0};
+
+    for (uint32_t i = 0; i < o->moves; i++) moved[o->move[i].first->part] = made;
+    for (int part = 0; part < PARTS; part++) o->updates[part] += moved[part];
     o->step++;
 }
 

@@ -56,10 +56,12 @@ glm52_status optimizer_open(struct model *m, const struct config *config, struct
 void optimizer_close(struct optimizer *o);
 /* Learning rate of the next update. */
 double optimizer_lr(const struct optimizer *o);
-/* Applies the model's gradients times *coefficient (device memory) and counts the update. */
+/* An update in three: what it needs from the host is sent; the model's gradients times *coefficient (device memory) are
+ * applied, or nothing is where that is negative; it is counted, as one that was made or one that was left out. Whether it
+ * was made need not be known before the last of them. */
+void optimizer_prepare(struct optimizer *o);
 void optimizer_update(struct optimizer *o, const float *coefficient);
-/* Counts an update that was not made. */
-void optimizer_skip(struct optimizer *o);
+void optimizer_count(struct optimizer *o, int made);
 /* Masters anew from the parameters. */
 void optimizer_resync(struct optimizer *o);
 /* Takes over what `before` knows of the same model: counters, and the state of parameters that both move by the same

@@ -57,6 +57,8 @@ static glm52_status run_with_data(struct stream *s, struct config *c, struct dry
 
     host_strfree(c->host, c->out); /* a dry run leaves no files */
     if (!(c->out = host_strdup(c->host, ""))) return GLM52_E_NOMEM;
+    c->train.cuda_graph = CUDA_GRAPH_OFF; /* and has nothing to record or to time */
+    c->report.profile = 0;
     pack_init(&pack, s->host);
     glm52_status status = c->data.text[0] ? dataset_open(s->host, c, &data) : GLM52_OK;
     if (!status) status = synthetic_pack(c, &pack);
@@ -66,14 +68,31 @@ static glm52_status run_with_data(struct stream *s, struct config *c, struct dry
     return status;
 }
 
+/* The workspaces are those of the device that the plan is for: a GPU's, if the run is on one or the config names one. */
+static void stand_for_device(const struct stream *like, const struct config *config, struct stream *s, struct stream *device)
+{
+    int meta = !strcmp(like->ops->name, "meta");
+    size_t workspace;
+
+    if (strcmp(like->ops->name, "cuda") && !(meta && text_starts_with(config->device, "cuda"))) return;
+    if (stream_plan_cuda(device, &workspace)) {
+        host_log(like->host, GLM52_LOG_NOTICE, "the plan counts the workspaces of the cpu, not of %s: %s", config->device,
+                 glm52_error_message(glm52_error_last()));
+        return;
+    }
+    s->stands_for = device;
+    host_account(s->host, MEMORY_WORKSPACE, (int64_t)workspace);
+}
+
 glm52_status dry_run(const struct stream *like, const struct config *config, struct dry_run *out)
 {
     struct host host = {.allocator = like->host->allocator, .files = like->host->files};
-    struct stream s;
+    struct stream s, device;
     struct config c;
 
     TRY(stream_open_meta(&s, &host));
     s.threads = like->threads;
+    stand_for_device(like, config, &s, &device);
     glm52_status status = config_copy(&c, config);
     if (!status) {
         c.host = like->host; /* its strings are the caller's, not the run's */

@@ -53,15 +53,14 @@ static const struct parameter *find_parameter(struct step *s)
 {
     struct stream *stream = s->model->stream;
     struct parameters *t = &s->model->parameters;
-    double squares;
+    double squares, *sum = s->verdict->squares; /* of the device */
 
     for (uint32_t i = t->count; i-- > 0;) {
         if (!t->at[i].trained) continue;
-        stream->ops->zero(stream, s->squares, sizeof squares);
-        stream->ops->sum_squares(stream, (int64_t)t->at[i].count, t->at[i].gradient_type, t->at[i].gradient,
-                                 s->squares, s->workspace);
+        stream->ops->zero(stream, sum, sizeof squares);
+        stream->ops->sum_squares(stream, (int64_t)t->at[i].count, t->at[i].gradient_type, t->at[i].gradient, sum, s->workspace);
         if (stream->ops->synchronize(stream)) return NULL;
-        stream->ops->download(stream, &squares, s->squares, sizeof squares);
+        stream->ops->download(stream, &squares, sum, sizeof squares);
         if (!isfinite(squares)) return &t->at[i];
     }
     return NULL;

@@ -16,7 +16,7 @@ const char *const group_name[GROUPS] = {"embedding", "head", "norms", "attention
 
 /* One of several values of a kind: `number` counts within the kind. */
 struct many {
-    const char *format; /* of the name, with one %d */
+    const char *format; /* of the name, with one %d, or none where there is one value */
     int count;
     double (*value)(const struct step *, int number);
     int (*label)(const struct step *, int number); /* which number the name shows; NULL: the same */
@@ -70,7 +70,21 @@ static int sparse_layer(const struct step *s, int i)
     return s->network.layers;
 }
 
-static int kinds(const struct step *s, struct many kind[5])
+static double graph_captures(const struct step *s, int i)
+{
+    (void)i;
+    return (double)s->graphs.captures;
+}
+
+static double graph_replays(const struct step *s, int i)
+{
+    (void)i;
+    return (double)s->graphs.replays;
+}
+
+enum { KINDS = 7 };
+
+static int kinds(const struct step *s, struct many kind[KINDS])
 {
     int n = 0, depths = s->network.mtp.depths, tv = s->model->config.mtp.loss == MTP_LOSS_TV;
 
@@ -81,6 +95,9 @@ static int kinds(const struct step *s, struct many kind[5])
     }
     kind[n++] = (struct many){"indexer_loss.%d", s->network.indexers, indexer_loss, indexer_layer};
     kind[n++] = (struct many){"router_load.%d", s->network.sparse_layers, router_load, sparse_layer};
+    if (!s->graphs.entry) return n;
+    kind[n++] = (struct many){"graph_captures", 1, graph_captures, NULL};
+    kind[n++] = (struct many){"graph_replays", 1, graph_replays, NULL};
     return n;
 }
 
@@ -100,7 +117,7 @@ void step_measure_flops(struct step *s, const struct pack *const *packs, uint32_
 
 int step_metric_at(const struct step *s, uint32_t index, char name[64], double *value)
 {
-    struct many kind[5];
+    struct many kind[KINDS];
     int n = kinds(s, kind), i = (int)index, fixed = s->peak_tflops > 0 ? METRICS : METRIC_MFU_MEGATRON_6753;
 
     if (i < fixed) {

@@ -7,8 +7,6 @@
 #include "base/dtype.h"
 #include "base/text.h"
 
-enum { SCALAR_NORM, SCALAR_COEFFICIENT, SCALARS };
-
 static double now(void)
 {
     struct timespec t;
@@ -17,7 +15,7 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* ---- life ---- */
+/* ---- memory ---- */
 
 static glm52_status take(struct step *s, size_t bytes, void **out)
 {
@@ -31,10 +29,8 @@ static glm52_status take_update_memory(struct step *s)
     struct model *m = s->model;
     void *memory;
 
-    TRY(take(s, (GROUPS + 1) * sizeof *s->squares, &memory));
-    s->squares = memory;
-    TRY(take(s, SCALARS * sizeof *s->scalars, &memory));
-    s->scalars = memory;
+    TRY(take(s, sizeof *s->verdict, &memory));
+    s->verdict = memory;
     s->workspace_bytes = m->stream->ops->sum_bytes(m->stream, (int64_t)m->parameters.elements);
     return take(s, s->workspace_bytes, &s->workspace);
 }
@@ -51,17 +47,80 @@ static glm52_status name_log(struct step *s, const char *out)
     return status;
 }
 
+/* ---- too little memory ---- */
+
+static enum keep keep_of(int recompute)
+{
+    return recompute == RECOMPUTE_LAYERS ? KEEP_INPUTS : recompute == RECOMPUTE_LIGHT ? KEEP_DEAR : KEEP_ALL;
+}
+
+/* Device memory of a step with an optimizer. Devices give memory in pieces: a little more than asked for. */
+static uint64_t bytes_of(struct model *m, int64_t rows, int recompute)
+{
+    enum { PIECES = 8 << 21 };
+    uint64_t gradients = m->gradient_holders ? 0 : m->parameters.gradient_bytes;
+
+    return gradients + network_bytes(m, rows, keep_of(recompute)) +
+           m->stream->ops->sum_bytes(m->stream, (int64_t)m->parameters.elements) + PIECES;
+}
+
+/* The most tokens per microbatch that fit, up to `most`. */
+static int64_t rows_that_fit(struct model *m, uint64_t free, int64_t most, int recompute)
+{
+    int64_t fits = 0;
+
+    for (int64_t step = most; step > 0; step /= 2)
+        while (fits + step <= most && bytes_of(m, fits + step, recompute) <= free) fits += step;
+    return fits;
+}
+
+/* After a step found no room: what it needs, what there is, and what would fit. */
+static glm52_status refuse(struct model *m, const struct config *config)
+{
+    int64_t rows = config->train.microbatch_tokens;
+    uint64_t free, all;
+
+    if (!m->stream->ops->memory) return GLM52_E_NOMEM;
+    m->stream->ops->memory(m->stream, &free, &all);
+    int64_t fits = rows_that_fit(m, free, rows, config->train.recompute);
+    if (fits == rows) return GLM52_E_NOMEM; /* of the host's memory, that is */
+    int64_t recomputed = rows_that_fit(m, free, rows, RECOMPUTE_LAYERS);
+    fail(GLM52_E_NOMEM, "a step of %lld tokens per microbatch needs %.2f GiB beside model and optimizer; %.2f of %.2f GiB are free",
+         (long long)rows, ldexp((double)bytes_of(m, rows, config->train.recompute), -30), ldexp((double)free, -30),
+         ldexp((double)all, -30));
+    if (!recomputed) return fail_hint("not even one token fits: take a smaller model, or a GPU with more memory");
+    if (recomputed == fits) return fail_hint("train.microbatch_tokens = %lld fits", (long long)fits);
+    return fail_hint("train.microbatch_tokens = %lld fits, %lld with train.recompute = layers", (long long)fits,
+                     (long long)recomputed);
+}
+
+static glm52_status take_step(struct step *s, const struct config *config)
+{
+    struct model *m = s->model;
+    int trains = s->optimizer != NULL;
+
+    if (trains) TRY(model_hold_gradients(m));
+    s->holds_gradients = trains;
+    TRY(network_open(m, config->train.microbatch_tokens, trains ? keep_of(config->train.recompute) : KEEP_NOTHING, &s->network));
+    if (!(s->sum = host_calloc(m->host, (size_t)s->network.sums.count * sizeof *s->sum, MEMORY_HOST))) return GLM52_E_NOMEM;
+    if (!trains) return GLM52_OK;
+    TRY(take_update_memory(s));
+    TRY(graphs_open(m->stream, config, &s->graphs));
+    TRY(profile_open(m->stream, config, &s->profile));
+    return config->out[0] ? name_log(s, config->out) : GLM52_OK;
+}
+
+/* ---- life ---- */
+
 glm52_status step_open(struct model *m, struct optimizer *o, const struct config *config, struct step *s)
 {
-    static const enum keep kept[] = {[RECOMPUTE_NONE] = KEEP_ALL, [RECOMPUTE_LIGHT] = KEEP_DEAR, [RECOMPUTE_LAYERS] = KEEP_INPUTS};
-    enum keep keep = o ? kept[config->train.recompute] : KEEP_NOTHING;
-
     memset(s, 0, sizeof *s);
     if (o && o->stage != m->stage) {
         fail(GLM52_E_STATE, "the optimizer was made before glm52_step_set_stage() changed what is trained");
         return fail_hint("create a new optimizer, or use the one of the step whose stage was set");
     }
     s->model = m;
+    s->optimizer = o;
     m->steps++;
     s->microbatches = config->train.microbatches;
     s->clip = config->train.clip;
@@ -69,17 +128,10 @@ glm52_status step_open(struct model *m, struct optimizer *o, const struct config
     s->peak_tflops = config->report.peak_tflops;
     s->skips = config->train.not_finite == NOT_FINITE_SKIP;
     comm_open_single(&s->comm);
-    glm52_status status = o ? model_hold_gradients(m) : GLM52_OK;
-    if (!status) {
-        s->optimizer = o;
-        status = network_open(m, config->train.microbatch_tokens, keep, &s->network);
-    }
-    if (!status && !(s->sum = host_calloc(m->host, (size_t)s->network.sums.count * sizeof *s->sum, MEMORY_HOST)))
-        status = GLM52_E_NOMEM;
-    if (!status && o) status = take_update_memory(s);
-    if (!status && o && config->out[0]) status = name_log(s, config->out);
-    if (status) step_close(s);
-    return status;
+    glm52_status status = take_step(s, config);
+    if (!status) return GLM52_OK;
+    step_close(s);
+    return o && status == GLM52_E_NOMEM ? refuse(m, config) : status;
 }
 
 void step_close(struct step *s)
@@ -89,12 +141,13 @@ void step_close(struct step *s)
 
     metrics_log_close(&s->log);
     host_strfree(s->model->host, s->log_path);
+    graphs_close(&s->graphs);
+    profile_close(&s->profile);
     if (s->workspace) stream->ops->release(stream, s->workspace, s->workspace_bytes, MEMORY_WORKSPACE);
-    if (s->scalars) stream->ops->release(stream, s->scalars, SCALARS * sizeof *s->scalars, MEMORY_WORKSPACE);
-    if (s->squares) stream->ops->release(stream, s->squares, (GROUPS + 1) * sizeof *s->squares, MEMORY_WORKSPACE);
+    if (s->verdict) stream->ops->release(stream, s->verdict, sizeof *s->verdict, MEMORY_WORKSPACE);
     host_free(s->model->host, s->sum, (size_t)s->network.sums.count * sizeof *s->sum, MEMORY_HOST);
     network_close(&s->network);
-    if (s->optimizer) model_release_gradients(s->model);
+    if (s->holds_gradients) model_release_gradients(s->model);
     s->model->steps--;
     memset(s, 0, sizeof *s);
 }
@@ -144,6 +197,26 @@ static struct input_scale scale_of(const struct step *s, const struct input_coun
     return scale;
 }
 
+static void pass(void *user)
+{
+    struct step *s = user;
+
+    network_pass(&s->network, 1, s->tap);
+}
+
+/* Forward and backward of what was fed. Who looks at values wants them as they come: nothing is recorded then. */
+static glm52_status train_pass(struct step *s)
+{
+    const struct moe_config *c = &s->model->config.moe;
+    int auxiliary = c->auxiliary_loss != AUXILIARY_NONE || c->z_coeff > 0;
+    struct graph_shape shape = {.rows = s->network.in->rows, .sequences = s->network.in->sequences,
+                                .packs = auxiliary ? s->network.microbatches : 0};
+
+    if (!s->tap) return graphs_run(&s->graphs, &shape, pass, s);
+    pass(s);
+    return GLM52_OK;
+}
+
 static glm52_status run_packs(struct step *s, const struct pack *const *packs, uint32_t count,
                               const struct input_count *counted, int backward)
 {
@@ -156,14 +229,18 @@ static glm52_status run_packs(struct step *s, const struct pack *const *packs, u
     stream->ops->zero(stream, s->network.sum, sums * sizeof *s->network.sum);
     for (uint32_t i = 0; i < count; i++) {
         TRY(host_poll(s->model->host));
-        network_run(&s->network, packs[i], &scale, backward, s->tap);
+        network_feed(&s->network, packs[i], &scale);
+        if (backward)
+            TRY(train_pass(s));
+        else
+            network_pass(&s->network, 0, s->tap);
     }
     s->comm.all_reduce_sum(&s->comm, stream, (int64_t)sums, GLM52_DTYPE_F64, s->network.sum);
     return GLM52_OK;
 }
 
 /* The sums as they are, and the losses made of them; afterwards s->sum holds means without factors. */
-static glm52_status read_sums(struct step *s, const struct input_count *n, int backward)
+static void read_sums(struct step *s, const struct input_count *n, int backward)
 {
     const struct config *c = &s->model->config;
     struct stream *stream = s->model->stream;
@@ -171,7 +248,6 @@ static glm52_status read_sums(struct step *s, const struct input_count *n, int b
     int depths = s->network.mtp.depths, tv = c->mtp.loss == MTP_LOSS_TV;
     double *sum = s->sum, *metric = s->metric, mtp = 0, kl = 0;
 
-    TRY(stream->ops->synchronize(stream));
     stream->ops->download(stream, sum, s->network.sum, (size_t)at->count * sizeof *sum);
     for (int d = 0; d < depths; d++) mtp += sum[at->mtp + d];
     for (int i = 0; i < s->network.indexers; i++) kl += sum[at->kl + i];
@@ -188,7 +264,6 @@ static glm52_status read_sums(struct step *s, const struct input_count *n, int b
         sum[at->accepted + d] = share(sum[at->accepted + d], tv ? n->chain : n->mtp[d]);
         sum[at->accepted_so_far + d] = share(sum[at->accepted_so_far + d], tv ? n->chain : n->mtp[d]);
     }
-    return GLM52_OK;
 }
 
 static glm52_status require_optimizer(const struct step *s, uint32_t count)
@@ -232,80 +307,18 @@ static glm52_status accumulate(struct step *s, const struct pack *const *packs, 
     reduce_gradients(s);
     return GLM52_OK;
 }
-
-/* ---- gradient norms ---- */
-
-static enum group group_of(const struct parameter *p)
-{
-    if (p->part == PART_MTP || p->part == PART_MTP_INDEXER) return GROUP_MTP;
-    if (p->part == PART_INDEXER) return GROUP_INDEXER;
-    if (p->kind == KIND_EMBEDDING) return GROUP_EMBEDDING;
-    if (p->kind == KIND_HEAD) return GROUP_HEAD;
-    if (p->kind == KIND_NORM) return GROUP_NORMS;
-    if (strstr(p->name, "self_attn.")) return GROUP_ATTENTION;
-    if (strstr(p->name, "mlp.gate.weight")) return GROUP_ROUTER;
-    return strstr(p->name, "experts") ? GROUP_EXPERTS : GROUP_MLP;
-}
-
-/* Neighbours in memory of one group are summed in one call. */
-static void sum_squares(struct step *s)
-{
-    const struct ops *ops = s->model->stream->ops;
-    struct stream *stream = s->model->stream;
-    struct parameters *t = &s->model->parameters;
-
-    ops->zero(stream, s->squares, (GROUPS + 1) * sizeof *s->squares);
-    for (uint32_t i = 0, next; i < t->count; i = next) {
-        const struct parameter *first = &t->at[i];
-        uint64_t count = first->count, size = dtype_size(first->gradient_type);
-        for (next = i + 1; next < t->count && t->at[next].trained == first->trained &&
-                           t->at[next].gradient_type == first->gradient_type &&
-                           t->at[next].gradient_offset == first->gradient_offset + count * size &&
-                           group_of(&t->at[next]) == group_of(first);
-             next++)
-            count += t->at[next].count;
-        if (first->trained)
-            ops->sum_squares(stream, (int64_t)count, first->gradient_type, first->gradient, s->squares + group_of(first),
-                             s->workspace);
-    }
-    for (int i = 0; i < GROUPS; i++) ops->add(stream, 1, GLM52_DTYPE_F64, s->squares + i, s->squares + GROUPS);
-}
-
-static void clip_gradients(struct step *s)
-{
-    struct stream *stream = s->model->stream;
-
-    stream->label = "clip";
-    sum_squares(s);
-    stream->ops->clip(stream, s->squares + GROUPS, (float)s->clip, s->scalars + SCALAR_NORM, s->scalars + SCALAR_COEFFICIENT);
-}
-
-static float read_norms(struct step *s)
-{
-    struct stream *stream = s->model->stream;
-    double squares[GROUPS + 1];
-
-    stream->ops->download(stream, squares, s->squares, sizeof squares);
-    for (int i = 0; i < GROUPS; i++) s->group_norm[i] = sqrt(squares[i]);
-    return (float)(s->metric[METRIC_GRAD_NORM] = sqrt(squares[GROUPS]));
-}
-
 glm52_status step_gradients(struct step *s, const struct pack *const *packs, uint32_t count)
 {
     struct input_count counted;
+    struct verdict verdict;
     int64_t tokens;
 
     TRY(accumulate(s, packs, count, &counted, &tokens));
-    clip_gradients(s);
-    TRY(read_sums(s, &counted, 1));
-    read_norms(s);
+    step_clip(s);
+    TRY(s->model->stream->ops->synchronize(s->model->stream));
+    read_sums(s, &counted, 1);
+    step_read_verdict(s, &verdict);
     return GLM52_OK;
-}
-
-/* May this step move the parameters? Decided from the losses before the update. */
-static int is_spike(const struct step *s)
-{
-    return s->spike > 0 && s->mean_loss > 0 && s->metric[METRIC_LOSS] > s->spike * s->mean_loss;
 }
 
 /* ---- the step ---- */
@@ -349,38 +362,33 @@ static glm52_status finish(struct step *s, const struct pack *const *packs, uint
     metric[METRIC_PEAK_MEMORY] = (double)s->model->host->peak;
     return log_run(s);
 }
-
-glm52_status step_run(struct step *s, const struct pack *const *packs, uint32_t count)
+/* The host waits once, at the end: what it reads then was decided on the device. */
+static glm52_status run_step(struct step *s, const struct pack *const *packs, uint32_t count)
 {
     double begin = now();
     struct input_count counted;
+    struct verdict verdict;
     int64_t tokens;
 
     TRY(accumulate(s, packs, count, &counted, &tokens));
-    clip_gradients(s);
-    TRY(read_sums(s, &counted, 1));
-    float norm = read_norms(s);
-    int finite = isfinite(s->metric[METRIC_LOSS]) && isfinite(norm), spike = finite && is_spike(s);
-    if (!finite && !s->skips) return step_not_finite(s, packs, count);
+    TRY(step_update(s));
+    read_sums(s, &counted, 1);
+    step_read_verdict(s, &verdict);
+    if (!s->skips && !(isfinite(s->metric[METRIC_LOSS]) && isfinite(verdict.norm))) return step_not_finite(s, packs, count);
     double lr = optimizer_lr(s->optimizer);
-    if (finite && !spike) {
-        optimizer_update(s->optimizer, s->scalars + SCALAR_COEFFICIENT);
-        network_balance(&s->network);
-        glm52_status status = s->model->stream->ops->synchronize(s->model->stream);
-        if (status) {
-            fail_detail("state", "lost");
-            return status;
-        }
-        s->mean_loss = s->mean_loss > 0 ? 0.95 * s->mean_loss + 0.05 * s->metric[METRIC_LOSS] : s->metric[METRIC_LOSS];
-    } else {
-        optimizer_skip(s->optimizer);
-        s->metric[METRIC_SKIPPED]++;
-        host_log(s->model->host, GLM52_LOG_WARNING, "step %lld skipped: loss %g, gradient norm %g",
-                 (long long)s->optimizer->step, s->metric[METRIC_LOSS], (double)norm);
-    }
+    step_count(s, &verdict);
     s->packs += count;
     if (finish(s, packs, count, tokens, now() - begin, lr)) return fail_detail("state", "updated");
     return GLM52_OK;
+}
+
+glm52_status step_run(struct step *s, const struct pack *const *packs, uint32_t count)
+{
+    TRY(profile_begin(&s->profile));
+    glm52_status status = run_step(s, packs, count), told = profile_end(&s->profile, s->metric[METRIC_SECONDS]);
+
+    if (!status && told) return fail_detail("state", "updated");
+    return status;
 }
 
 glm52_status step_evaluate(struct step *s, const struct pack *const *packs, uint32_t count, double *loss)
@@ -391,7 +399,8 @@ glm52_status step_evaluate(struct step *s, const struct pack *const *packs, uint
     if (!count) return fail(GLM52_E_INVALID, "no batch to evaluate");
     TRY(check_packs(s, packs, count, &counted, &tokens));
     TRY(run_packs(s, packs, count, &counted, 0));
-    TRY(read_sums(s, &counted, 0));
+    TRY(s->model->stream->ops->synchronize(s->model->stream));
+    read_sums(s, &counted, 0);
     *loss = s->metric[METRIC_HELD_OUT_LOSS] = s->metric[METRIC_CE];
     if (!s->optimizer) return GLM52_OK;
     double values[] = {(double)s->optimizer->step, *loss};

@@ -6,6 +6,8 @@
 #include "model/network.h"
 #include "optim/optimizer.h"
 #include "report/metrics_log.h"
+#include "train/graphs.h"
+#include "train/profile.h"
 
 /* Metrics with one fixed name; step_metric() also knows those per MTP depth, layer and group. */
 enum metric {
@@ -40,16 +42,25 @@ enum group { GROUP_EMBEDDING, GROUP_HEAD, GROUP_NORMS, GROUP_ATTENTION, GROUP_RO
 
 extern const char *const group_name[GROUPS];
 
+/* What is known of the gradients, and what follows from it. */
+struct verdict {
+    double squares[GROUPS + 1];   /* of the gradients, per group, then all */
+    double mean_loss;             /* before the step; after it, if the update was made */
+    float norm, coefficient;      /* coefficient < 0: the update was left out */
+};
+
 struct step {
     struct model *model;
     struct optimizer *optimizer;  /* NULL: evaluation only */
+    int holds_gradients;
     struct comm comm;
     struct network network;
     int64_t microbatches;
     double clip, spike, peak_tflops;
     int skips;                    /* not_finite = skip */
-    double *squares;              /* device: of the gradients, per group, then all */
-    float *scalars;               /* device: norm, clip coefficient */
+    struct verdict *verdict;      /* device */
+    struct graphs graphs;
+    struct profile profile;
     void *workspace;              /* of the norm */
     size_t workspace_bytes;
     uint64_t packs;               /* trained on so far */
@@ -69,8 +80,16 @@ glm52_status step_run(struct step *s, const struct pack *const *packs, uint32_t 
 glm52_status step_gradients(struct step *s, const struct pack *const *packs, uint32_t count);
 glm52_status step_evaluate(struct step *s, const struct pack *const *packs, uint32_t count, double *loss);
 
+/* Between gradients that are complete and the metrics: norms and clipping; those and the update, which is left out where the
+ * device decides so; what it decided, once the device was waited for; counting what was made or left out. */
+void step_clip(struct step *s);
+glm52_status step_update(struct step *s);
+void step_read_verdict(struct step *s, struct verdict *v);
+void step_count(struct step *s, const struct verdict *v);
+
 /* A metric by name; beyond the fixed ones: mtp.D.loss, mtp.D.acceptance, mtp.D.cumulative_acceptance, indexer_loss.L,
- * grad_norm.GROUP, router_load.L (largest share of an expert, 1 = balanced). Number `index` of all names in *name. */
+ * grad_norm.GROUP, router_load.L (largest share of an expert, 1 = balanced), graph_captures and graph_replays where launches
+ * are recorded. Number `index` of all names in *name. */
 glm52_status step_metric(const struct step *s, const char *name, double *value);
 int step_metric_at(const struct step *s, uint32_t index, char name[64], double *value);
 

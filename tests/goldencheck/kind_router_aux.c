@@ -200,7 +200,7 @@ static void check_bias(struct router *r)
 
                 memcpy(next, next - experts, (size_t)experts * sizeof *next);
                 struct mirror m = {.s = &r->stream};
-                r->stream.ops->balance_bias(&r->stream, r->experts, (float)option(r, "bias_update_rate"),
+                r->stream.ops->balance_bias(&r->stream, r->experts, (float)option(r, "bias_update_rate"), NULL,
                                             on_device(&m, counts.value + step * experts, (size_t)experts * sizeof(double)),
                                             on_device(&m, next, (size_t)experts * sizeof *next));
                 back_from_device(&m);

@@ -668,9 +668,14 @@ static glm52_status train(struct training *t, const struct array *tokens, const 
             forget(t);
         }
         TRY(glm52_optimizer_set_lr(t->optimizer, lr->value[n]));
+        TRY(glm52_step_gradients(t->step, &t->batch, 1)); /* for what is looked at on the way */
+        t->step->step.tap = NULL;                         /* nobody looks at a step that may be a replay */
         TRY(glm52_step_run(t->step, &t->batch, 1));
+        t->step->step.tap = &t->tap;
         record_step(t, records);
     }
+    if (t->step->step.graphs.entry && !t->step->step.graphs.replays)
+        return fail(GLM52_E_INTERNAL, "no step of %lld was replayed", (long long)steps);
     return GLM52_OK;
 }
 

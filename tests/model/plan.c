@@ -176,6 +176,123 @@ START_TEST(the_full_model_is_planned_on_a_laptop)
 }
 END_TEST
 
+/* ---- too little memory ---- */
+
+/* A cpu that has as much memory as a GPU, and says so. */
+static struct ops limited;
+static const struct ops *unlimited;
+static uint64_t room;
+
+static glm52_status limited_allocate(struct stream *s, size_t bytes, enum memory_class class, void **out)
+{
+    if (bytes > room) return fail(GLM52_E_NOMEM, "no %zu bytes", bytes);
+    glm52_status status = unlimited->allocate(s, bytes, class, out);
+    if (!status) room -= bytes;
+    return status;
+}
+
+static void limited_release(struct stream *s, void *memory, size_t bytes, enum memory_class class)
+{
+    unlimited->release(s, memory, bytes, class);
+    if (memory) room += bytes;
+}
+
+static void limited_memory(struct stream *s, uint64_t *free, uint64_t *all)
+{
+    (void)s;
+    *free = room;
+    *all = UINT64_C(1) << 40;
+}
+
+static glm52_status create_step(struct small *s, const char *settings)
+{
+    small_set(s->config, settings);
+    return glm52_step_create(s->model, s->optimizer, s->config, &s->step);
+}
+
+START_TEST(too_little_memory_says_what_fits)
+{
+    struct small s;
+    long fits = 0, recomputed = 0;
+    char settings[128];
+
+    open_step(&s, "cpu", "model.preset=tiny data.pack_tokens=64 train.microbatch_tokens=64");
+    glm52_step_unref(&s.step);
+    unlimited = s.context->stream.ops;
+    limited = *unlimited;
+    limited.allocate = limited_allocate;
+    limited.release = limited_release;
+    limited.memory = limited_memory;
+    s.context->stream.ops = &limited;
+    room = UINT64_C(1) << 30;
+
+    REFUSED(create_step(&s, "train.microbatch_tokens=1000000"), GLM52_E_NOMEM);
+    ck_assert_msg(strstr(glm52_error_message(glm52_error_last()), "1000000 tokens per microbatch") &&
+                      strstr(glm52_error_message(glm52_error_last()), "1.00 of 1024.00 GiB"),
+                  "%s", glm52_error_message(glm52_error_last()));
+    ck_assert(room == UINT64_C(1) << 30); /* nothing is left behind */
+    const char *hint = glm52_error_hint(glm52_error_last());
+    ck_assert_msg(sscanf(hint, "train.microbatch_tokens = %ld fits, %ld with", &fits, &recomputed) == 2, "%s", hint);
+    ck_assert(fits > 1000 && recomputed > fits + fits / 2);
+    for (int i = 0; i < 2; i++) {
+        const char *how = i ? "layers" : "none";
+        snprintf(settings, sizeof settings, "train.recompute=%s train.microbatch_tokens=%ld", how, i ? recomputed : fits);
+        OK(create_step(&s, settings));
+        glm52_step_unref(&s.step);
+        snprintf(settings, sizeof settings, "train.microbatch_tokens=%ld", (i ? recomputed : fits) * 21 / 20);
+        REFUSED(create_step(&s, settings), GLM52_E_NOMEM);
+    }
+    hint = glm52_error_hint(glm52_error_last());
+    snprintf(settings, sizeof settings, "train.microbatch_tokens = %ld fits", recomputed);
+    ck_assert_str_eq(hint, settings); /* there is nothing else to save */
+    room = 1 << 20;
+    REFUSED(create_step(&s, ""), GLM52_E_NOMEM);
+    ck_assert(strstr(glm52_error_hint(glm52_error_last()), "not even one token"));
+    room = UINT64_C(1) << 40;
+    small_close(&s);
+}
+END_TEST
+
+/* ---- the plan of another device ---- */
+
+static int told;
+
+static void tell(void *user, glm52_log_level level, const char *text)
+{
+    (void)user, (void)level;
+    told += strstr(text, "the plan counts the workspaces of the cpu, not of cuda:3: ") != NULL;
+}
+
+/* With the back end a plan for a GPU has its workspaces, on any machine; without, it says whose they are. */
+START_TEST(a_plan_for_a_gpu_needs_no_gpu)
+{
+    static const char settings[] = "model.preset=tiny data.pack_tokens=256 train.microbatch_tokens=256 device=cuda:3";
+    glm52_context_options options = {.struct_size = sizeof options, .device = "meta", .log = tell};
+    struct stream device;
+    size_t workspace = 0;
+    struct small meta, cpu;
+
+    int there = !stream_plan_cuda(&device, &workspace);
+    open_step(&cpu, "cpu", settings);
+    memset(&meta, 0, sizeof meta);
+    OK(glm52_context_create(&options, &meta.context));
+    OK(glm52_config_create(meta.context, &meta.config));
+    small_set(meta.config, settings);
+    OK(glm52_model_create(meta.context, meta.config, &meta.model));
+    OK(glm52_optimizer_create(meta.model, NULL, &meta.optimizer));
+    OK(glm52_step_create(meta.model, meta.optimizer, NULL, &meta.step));
+    for (int class = MEMORY_PARAMETERS; class < MEMORY_ACTIVATIONS; class++)
+        ck_assert(planned(&meta, memory_class_name[class]) == planned(&cpu, memory_class_name[class]));
+    if (there)
+        ck_assert(workspace && planned(&meta, "workspace") > (double)workspace);
+    else
+        ck_assert(planned(&meta, "workspace") == planned(&cpu, "workspace"));
+    ck_assert_int_eq(told, !there);
+    small_close(&meta);
+    small_close(&cpu);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("model");
@@ -186,6 +303,8 @@ int main(void)
     tcase_add_test(cases, memory_grows_with_the_tokens);
     tcase_add_test(cases, memory_really_grows_with_the_tokens);
     tcase_add_test(cases, the_full_model_is_planned_on_a_laptop);
+    tcase_add_test(cases, too_little_memory_says_what_fits);
+    tcase_add_test(cases, a_plan_for_a_gpu_needs_no_gpu);
     suite_add_tcase(suite, cases);
     return run_tap(suite);
 }

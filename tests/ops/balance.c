@@ -293,13 +293,19 @@ CASE(count_experts, "all rows, some rows, none; added to what is there")
     check_exact(counts, want[1]);
 }
 
-CASE(balance_bias, "above, below and at the mean")
+CASE(balance_bias, "above, below and at the mean; a step that moves nothing")
 {
     struct array *bias = array_normal(F32, 5, 1), *counts = array_from(F64, 5, (double[]){0, 7, 5, 9, 4});
+    struct array *moves = array_from(F32, 1, (double[]){0}), *stays = array_from(F32, 1, (double[]){-1});
     double want[5], sign[5] = {1, -1, 0, -1, 1};
 
     for (int e = 0; e < 5; e++) want[e] = (double)(float)(bias->value[e] + sign[e] * 0.125);
-    ops->balance_bias(device, 5, 0.125f, counts->at, bias->at);
+    ops->balance_bias(device, 5, 0.125f, NULL, counts->at, bias->at);
+    check_exact(bias, want);
+    ops->balance_bias(device, 5, 0.125f, stays->at, counts->at, bias->at);
+    check_exact(bias, want);
+    for (int e = 0; e < 5; e++) want[e] = (double)(float)(want[e] + sign[e] * 0.125);
+    ops->balance_bias(device, 5, 0.125f, moves->at, counts->at, bias->at);
     check_exact(bias, want);
 }
 

@@ -202,13 +202,14 @@ void cpu_clear_where_zero(struct stream *s, int64_t count, const float *mask, fl
     count_end(call);
 }
 
-void cpu_balance_bias(struct stream *s, int32_t experts, float rate, const double *counts, float *bias)
+void cpu_balance_bias(struct stream *s, int32_t experts, float rate, const float *coefficient, const double *counts,
+                      float *bias)
 {
     struct counted call = count_balance_bias(s, experts);
     double mean = 0;
 
     for (int32_t e = 0; e < experts; e++) mean += counts[e];
     mean /= experts;
-    for (int32_t e = 0; e < experts; e++) bias[e] += rate * (float)((mean > counts[e]) - (mean < counts[e]));
+    for (int32_t e = 0; e < experts && (!coefficient || *coefficient >= 0); e++) bias[e] += rate * (float)((mean > counts[e]) - (mean < counts[e]));
     count_end(call);
 }

@@ -15,6 +15,7 @@ int cpu_threads(int wanted)
 
 static glm52_status cpu_allocate(struct stream *s, size_t bytes, enum memory_class class, void **out)
 {
+    s->allocations++;
     *out = host_alloc(s->host, bytes, class);
     return *out ? GLM52_OK : GLM52_E_NOMEM;
 }
@@ -147,6 +148,7 @@ static const struct ops cpu_ops = {
     .sum = cpu_sum,
     .sum_squares = cpu_sum_squares,
     .clip = cpu_clip,
+    .guard = cpu_guard,
     .adamw = cpu_adamw,
     .muon_bytes = cpu_muon_bytes,
     .muon = cpu_muon,

@@ -112,7 +112,8 @@ void cpu_limit_capacity(struct stream *s, const struct route *r, int64_t capacit
 void cpu_clear_where_zero(struct stream *s, int64_t count, const float *mask, float *x);
 void cpu_count_experts(struct stream *s, const struct route *r, const int32_t *chosen, const float *counted,
                        double *counts);
-void cpu_balance_bias(struct stream *s, int32_t experts, float rate, const double *counts, float *bias);
+void cpu_balance_bias(struct stream *s, int32_t experts, float rate, const float *coefficient, const double *counts,
+                      float *bias);
 size_t cpu_dispatch_sort_bytes(struct stream *s, const struct dispatch *d);
 void cpu_dispatch_sort(struct stream *s, const struct dispatch *d, const int32_t *chosen, int32_t *offsets,
                        int32_t *source, int32_t *place, void *workspace);
@@ -134,6 +135,8 @@ size_t cpu_sum_bytes(struct stream *s, int64_t count);
 void cpu_sum(struct stream *s, int64_t count, const float *x, const float *w, double *out, void *workspace);
 void cpu_sum_squares(struct stream *s, int64_t count, glm52_dtype type, const void *x, double *out, void *workspace);
 void cpu_clip(struct stream *s, const double *squares, float limit, float *norm, float *coefficient);
+void cpu_guard(struct stream *s, const struct guard *g, const double *sums, const float *norm, double *mean_loss,
+               float *coefficient);
 void cpu_adamw(struct stream *s, const struct adamw *a, const float *rates, const float *coefficient,
                const void *gradient, void *m, void *v, float *master, void *parameter);
 size_t cpu_muon_bytes(struct stream *s, const struct muon *m);

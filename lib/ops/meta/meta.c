@@ -17,6 +17,7 @@ static glm52_status meta_allocate(struct stream *s, size_t bytes, enum memory_cl
 {
     uintptr_t address = (uintptr_t)s->state;
 
+    s->allocations++;
     if (bytes > PTRDIFF_MAX - ALIGNMENT - address) return fail_nomem(bytes, memory_class_name[class]);
     *out = s->state;
     s->state = (void *)(address + (bytes + ALIGNMENT) / ALIGNMENT * ALIGNMENT);
@@ -262,7 +263,8 @@ static void meta_count_experts(struct stream *s, const struct route *r, const in
     count_count_experts(s, r, counted != NULL);
 }
 
-static void meta_balance_bias(struct stream *s, int32_t experts, float rate, const double *counts, float *bias)
+static void meta_balance_bias(struct stream *s, int32_t experts, float rate, const float *coefficient,
+                              const double *counts, float *bias)
 {
     count_balance_bias(s, experts);
 }
@@ -334,6 +336,12 @@ static void meta_clip(struct stream *s, const double *squares, float limit, floa
     count_clip(s);
 }
 
+static void meta_guard(struct stream *s, const struct guard *g, const double *sums, const float *norm, double *mean_loss,
+                       float *coefficient)
+{
+    count_guard(s, g);
+}
+
 static void meta_adamw(struct stream *s, const struct adamw *a, const float *rates, const float *coefficient,
                        const void *gradient, void *m, void *v, float *master, void *parameter)
 {
@@ -347,6 +355,40 @@ static void meta_muon(struct stream *s, const struct muon *m, const float *rates
 }
 
 /* Workspaces are those of the cpu, so that a plan equals the run it stands for. */
+/* ---- workspaces: those of the device that it stands for ---- */
+
+#define WORKSPACE(operation, shape)                                                                \
+    static size_t meta_##operation(struct stream *s, const struct shape *x)                        \
+    {                                                                                              \
+        struct stream *other = s->stands_for;                                                      \
+        return other ? other->ops->operation(other, x) : cpu_##operation(s, x);                    \
+    }
+WORKSPACE(norm_backward_bytes, norm)
+WORKSPACE(index_select_bytes, indexer)
+WORKSPACE(sparse_mla_forward_bytes, sparse_mla)
+WORKSPACE(sparse_mla_backward_bytes, sparse_mla)
+WORKSPACE(dense_attention_forward_bytes, dense_attention)
+WORKSPACE(dense_attention_backward_bytes, dense_attention)
+WORKSPACE(index_kl_selected_bytes, indexer)
+WORKSPACE(dispatch_sort_bytes, dispatch)
+WORKSPACE(head_loss_bytes, head)
+WORKSPACE(head_tv_bytes, head_tv)
+WORKSPACE(muon_bytes, muon)
+
+static size_t meta_index_kl_dense_bytes(struct stream *s, const struct indexer *i, const struct teacher *t)
+{
+    struct stream *other = s->stands_for;
+
+    return other ? other->ops->index_kl_dense_bytes(other, i, t) : cpu_index_kl_dense_bytes(s, i, t);
+}
+
+static size_t meta_sum_bytes(struct stream *s, int64_t count)
+{
+    struct stream *other = s->stands_for;
+
+    return other ? other->ops->sum_bytes(other, count) : cpu_sum_bytes(s, count);
+}
+
 static const struct ops meta_ops = {
     .name = "meta",
     .allocate = meta_allocate,
@@ -364,7 +406,7 @@ static const struct ops meta_ops = {
     .grouped_gemm_backward_rows = meta_grouped_gemm_backward_rows,
     .grouped_gemm_backward_weight = meta_grouped_gemm_backward_weight,
     .rmsnorm_forward = meta_rmsnorm_forward,
-    .norm_backward_bytes = cpu_norm_backward_bytes,
+    .norm_backward_bytes = meta_norm_backward_bytes,
     .rmsnorm_backward = meta_rmsnorm_backward,
     .layernorm_forward = meta_layernorm_forward,
     .layernorm_backward = meta_layernorm_backward,
@@ -375,21 +417,21 @@ static const struct ops meta_ops = {
     .multiply = meta_multiply,
     .embed_forward = meta_embed_forward,
     .embed_backward = meta_embed_backward,
-    .index_select_bytes = cpu_index_select_bytes,
+    .index_select_bytes = meta_index_select_bytes,
     .index_select = meta_index_select,
     .index_scores = meta_index_scores,
     .select_topk = meta_select_topk,
     .sparse_mla_forward = meta_sparse_mla_forward,
-    .sparse_mla_forward_bytes = cpu_sparse_mla_forward_bytes,
+    .sparse_mla_forward_bytes = meta_sparse_mla_forward_bytes,
     .sparse_mla_backward = meta_sparse_mla_backward,
-    .sparse_mla_backward_bytes = cpu_sparse_mla_backward_bytes,
-    .dense_attention_forward_bytes = cpu_dense_attention_forward_bytes,
+    .sparse_mla_backward_bytes = meta_sparse_mla_backward_bytes,
+    .dense_attention_forward_bytes = meta_dense_attention_forward_bytes,
     .dense_attention_forward = meta_dense_attention_forward,
-    .dense_attention_backward_bytes = cpu_dense_attention_backward_bytes,
+    .dense_attention_backward_bytes = meta_dense_attention_backward_bytes,
     .dense_attention_backward = meta_dense_attention_backward,
-    .index_kl_selected_bytes = cpu_index_kl_selected_bytes,
+    .index_kl_selected_bytes = meta_index_kl_selected_bytes,
     .index_kl_selected = meta_index_kl_selected,
-    .index_kl_dense_bytes = cpu_index_kl_dense_bytes,
+    .index_kl_dense_bytes = meta_index_kl_dense_bytes,
     .index_kl_dense = meta_index_kl_dense,
     .route_forward = meta_route_forward,
     .route_backward = meta_route_backward,
@@ -398,24 +440,25 @@ static const struct ops meta_ops = {
     .clear_where_zero = meta_clear_where_zero,
     .count_experts = meta_count_experts,
     .balance_bias = meta_balance_bias,
-    .dispatch_sort_bytes = cpu_dispatch_sort_bytes,
+    .dispatch_sort_bytes = meta_dispatch_sort_bytes,
     .dispatch_sort = meta_dispatch_sort,
     .dispatch_spread = meta_dispatch_spread,
     .dispatch_collect = meta_dispatch_collect,
     .swiglu_forward = meta_swiglu_forward,
     .swiglu_backward = meta_swiglu_backward,
-    .head_loss_bytes = cpu_head_loss_bytes,
+    .head_loss_bytes = meta_head_loss_bytes,
     .head_loss = meta_head_loss,
-    .head_tv_bytes = cpu_head_tv_bytes,
+    .head_tv_bytes = meta_head_tv_bytes,
     .head_tv = meta_head_tv,
     .add = meta_add,
     .convert = meta_convert,
-    .sum_bytes = cpu_sum_bytes,
+    .sum_bytes = meta_sum_bytes,
     .sum = meta_sum,
     .sum_squares = meta_sum_squares,
     .clip = meta_clip,
+    .guard = meta_guard,
     .adamw = meta_adamw,
-    .muon_bytes = cpu_muon_bytes,
+    .muon_bytes = meta_muon_bytes,
     .muon = meta_muon,
 };
 
