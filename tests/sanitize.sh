@@ -42,10 +42,12 @@ python() {
     sanitized sanitized-python 1 python-arrays python-objects python-threads python-training --wrap "sh $PWD/tests/python/leaks.sh"
 }
 
-# What Lua leaves behind, by the command, whose interpreter ends in order.
+# What Lua leaves behind, by programs whose interpreter ends in order.
 lua_lifetimes() {
     [ ! -x "$build"/bindings/lua/glm52 ] || ASAN_OPTIONS=$options:detect_leaks=1 OMP_NUM_THREADS=1 \
         "$build"/bindings/lua/glm52 train tests/lua/lifetimes.lua tests/lua || status=$?
+    [ ! -x "$build"/tests/lua/lua-memory ] || ASAN_OPTIONS=$options:detect_leaks=1 OMP_NUM_THREADS=1 \
+        "$build"/tests/lua/lua-memory || status=$?
 }
 
 case ${1:-} in

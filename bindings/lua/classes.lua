@@ -1,6 +1,8 @@
 -- What the classes have in Lua beyond the functions of the library, which come from their description: parameters by name,
--- all metrics at once. Packs are numbered from 0, as everywhere; parameters and rows of lists from 1.
+-- all metrics at once, tables for configs. Packs are numbered from 0, as everywhere; parameters and rows of lists from 1.
 local core = require "glm52.core"
+local failure = require "glm52.failure"
+local json = require "glm52.json"
 local model, step = core.classes.model, core.classes.step
 
 local parameter, gradient = model.parameter, model.gradient
@@ -31,7 +33,36 @@ function step:metrics()
   return metrics
 end
 
-function core.load(context, directory, config) return core.model_load(context, config, directory) end
+-- ---- tables for configs
+
+local new_config, new_model, new_dataset = core.config, core.model, core.dataset
+
+-- glm52.config(context [, {model = {...}, ["optim.lr"] = 1e-3}])
+function core.config(context, options)
+  local config = new_config(context)
+  if options == nil then return config end
+  local done, text = pcall(json.encode, options)
+  if not done then
+    if failure.is(text) then text.where = failure.where() end
+    error(text, 0)
+  end
+  config:load_json(text)
+  return config
+end
+
+local function configured(context, config)
+  return type(config) == "table" and core.config(context, config) or config
+end
+
+function core.model(context, config) return new_model(context, configured(context, config)) end
+
+function core.load(context, directory, config)
+  return core.model_load(context, configured(context, config), directory)
+end
+
+function core.dataset(context, config) return new_dataset(context, configured(context, config)) end
+
+-- ---- functions of the module
 
 core.device_count = core.context_device_count
 

@@ -1,8 +1,13 @@
 -- From a recipe's table and the command line to a config. Lua knows only the line of the call that got the table; a
 -- mistake in it is traced to the line of its key by reading the recipe's text from there.
 local core = require "glm52.classes"
+local failure = require "glm52.failure"
+local flags = require "glm52.flags"
+local json = require "glm52.json"
 
 local recipe = {
+  error = failure.raise,
+  is_error = failure.is,
   overrides = {},      -- list of {key, value}: key=value arguments, stronger than the recipe
   command_line = nil,  -- as typed, where the command runs the recipe
   last_line = nil,     -- what to print when the recipe has ended
@@ -12,25 +17,6 @@ local recipe = {
 -- the texts.
 local own_keys = { plan = "boolean", resume = "boolean changed", stages = "table", source = "function native",
   on_step = "function native" }
-
--- Flags of a command line, as key=value.
-local flags = { ["--resume"] = "resume=true", ["--resume=changed"] = "resume=changed" }
-
--- ---- errors ----------------------------------------------------------------------------------------------
-
-local error_metatable = {}  -- like the errors of the library, made here
-function error_metatable.__tostring(e)
-  return e.hint ~= "" and e.message .. "\n  " .. e.hint or e.message
-end
-
-function recipe.error(name, message, hint, details)
-  local failure = { name = name, message = message, hint = hint or "", details = details or {} }
-  error(setmetatable(failure, error_metatable), 0)
-end
-
-function recipe.is_error(value)
-  return type(value) == "table" and type(value.message) == "string" and type(value.name) == "string"
-end
 
 -- ---- names of options ------------------------------------------------------------------------------------
 
@@ -206,9 +192,9 @@ function recipe.overridden(key, stage)
 end
 
 -- The same failure with the place of its key in front.
-local function locate(failure, caller)
-  if not recipe.is_error(failure) then return failure end
-  local key, stage = failure.details.key, failure.details.stage
+local function locate(problem, caller)
+  if not recipe.is_error(problem) then return problem end
+  local key, stage = problem.details.key, problem.details.stage
   local from_command = key and recipe.overridden(key, stage)
   local place = ""
   if from_command then
@@ -216,8 +202,8 @@ local function locate(failure, caller)
   elseif key then
     place = place_of(caller, key, stage)
   end
-  return setmetatable({ status = failure.status, name = failure.name, message = place .. failure.message,
-    hint = failure.hint, details = failure.details }, error_metatable)
+  return failure.new { status = problem.status, name = problem.name, message = place .. problem.message,
+    hint = problem.hint, details = problem.details }
 end
 
 -- Calls f(...); its failure names the place of its key in the recipe.
@@ -236,60 +222,28 @@ end
 function recipe.in_stage(stage, f, ...)
   local results = table.pack(pcall(f, ...))
   if results[1] then return table.unpack(results, 2, results.n) end
-  local failure = results[2]
-  if not recipe.is_error(failure) then error(failure, 0) end
-  local key, message = failure.details.key, failure.message
+  local problem = results[2]
+  if not recipe.is_error(problem) then error(problem, 0) end
+  local key, message = problem.details.key, problem.message
   if key and not key:find(".", 1, true) then
     message = message:gsub("did you mean ([%w_.]+)%?", function(option)
       return "did you mean " .. recipe.short(option) .. "?"
     end)
   end
-  recipe.error(failure.name, recipe.stage_title(stage.name) .. ": " .. message, failure.hint,
+  recipe.error(problem.name, recipe.stage_title(stage.name) .. ": " .. message, problem.hint,
     { key = key, stage = stage })
 end
 
 -- ---- key=value arguments ---------------------------------------------------------------------------------
-
--- How many letters one must insert, drop, replace or swap with the next to make one word the other.
-local function distance(one, other)
-  local rows = { [0] = {} }
-  for j = 0, #other do rows[0][j] = j end
-  for i = 1, #one do
-    rows[i] = { [0] = i }
-    for j = 1, #other do
-      local same = one:byte(i) == other:byte(j)
-      local least = math.min(rows[i - 1][j] + 1, rows[i][j - 1] + 1, rows[i - 1][j - 1] + (same and 0 or 1))
-      if i > 1 and j > 1 and one:byte(i) == other:byte(j - 1) and one:byte(i - 1) == other:byte(j) then
-        least = math.min(least, rows[i - 2][j - 2] + 1)
-      end
-      rows[i][j] = least
-    end
-  end
-  return rows[#one][#other]
-end
-
--- A flag that is none of ours but close to one is a mistake; `strict` refuses every other one too.
-local function check_flag(argument, strict)
-  if not argument:find("^%-%-?%a") then return end
-  local word, nearest, least = argument:match("^[^=]*"), nil, 3
-  for _, flag in ipairs { "--resume", "--sandbox" } do
-    local far = distance(word, flag)
-    if far < least then nearest, least = flag, far end
-  end
-  if nearest or strict then
-    recipe.error("GLM52_E_INVALID", argument .. ": no such flag" .. (nearest and "; did you mean " .. nearest .. "?" or ""),
-      strict and not nearest and "flags of the recipe's own stand behind --" or "", { flag = argument })
-  end
-end
 
 -- Takes key=value arguments and flags out of a list of arguments and makes them overrides; what stands behind -- is the
 -- recipe's own.
 function recipe.take_arguments(arguments, strict)
   local kept, own = {}, false
   for i, argument in ipairs(arguments) do
-    local key, value = (flags[argument] or argument):match("^([%l][%l%d_]*[%l%d_.]*)=(.*)$")
+    local key, value = (flags.meaning[argument] or argument):match("^([%l][%l%d_]*[%l%d_.]*)=(.*)$")
     if own or not key then
-      if not own and argument ~= "--" then check_flag(argument, strict) end
+      if not own and argument ~= "--" then flags.check(argument, strict) end
       if own or not (strict and argument == "--") then kept[#kept + 1] = argument end
       own = own or argument == "--"
     else
@@ -324,68 +278,6 @@ function recipe.override(key)
 end
 
 -- ---- the table -------------------------------------------------------------------------------------------
-
-function recipe.quote(text)
-  return '"' .. text:gsub('[%c"\\]', function(c) return string.format("\\u%04x", c:byte()) end) .. '"'
-end
-
-local function json_number(value, key)
-  if value ~= value or value == math.huge or value == -math.huge then
-    recipe.error("GLM52_E_INVALID", string.format("%s = %s is not a number", key, value), "", { key = key })
-  end
-  local whole = math.tointeger(value)  -- 1e9 is a float in Lua, and means an integer
-  return whole and string.format("%d", whole) or (string.format("%.17g", value):gsub(",", "."))
-end
-
--- The text of a JSON string, without its quotes.
-function recipe.unquote(text)
-  return (text:gsub("\\(.)(%x?%x?%x?%x?)", function(kind, code)
-    if kind == "u" then return utf8.char(tonumber(code, 16)) end
-    return (({ n = "\n", t = "\t", r = "\r", b = "\b", f = "\f" })[kind] or kind) .. code
-  end))
-end
-
-local to_json
-
-local function json_list(list, key)
-  local items = {}
-  for i, item in ipairs(list) do items[i] = to_json(item, key) end
-  return "[" .. table.concat(items, ",") .. "]"
-end
-
-local function json_object(object, key)
-  local names, items = {}, {}
-  for name in pairs(object) do
-    if type(name) ~= "string" then
-      recipe.error("GLM52_E_INVALID",
-        string.format("%s has an entry without a name: %s", key or "the recipe", tostring(object[name])),
-        "write name = value", { key = key })
-    end
-    names[#names + 1] = name
-  end
-  table.sort(names)
-  for i, name in ipairs(names) do
-    local path = key and key .. "." .. name or name
-    items[i] = recipe.quote(name) .. ":" .. to_json(object[name], path)
-  end
-  return "{" .. table.concat(items, ",") .. "}"
-end
-
-function to_json(value, key)
-  local kind = math.type(value) and "number" or type(value)
-  if kind == "table" then
-    local list = #value > 0 or (next(value) == nil and key and key:find(".", 1, true))
-    return list and json_list(value, key) or json_object(value, key)
-  elseif kind == "string" then
-    return recipe.quote(value)
-  elseif kind == "number" then
-    return json_number(value, key)
-  elseif kind == "boolean" then
-    return tostring(value)
-  end
-  recipe.error("GLM52_E_INVALID", string.format("%s is a %s; an option is a number, a text, true, false or a list",
-    key, kind), "", { key = key })
-end
 
 local function is_own_value(value, kinds)
   local kind = type(value) == "userdata" and tostring(getmetatable(value)):match("^glm52%.(native)$") or type(value)
@@ -424,8 +316,8 @@ end
 -- validated. The shape of a model from the hub is read right away, so that everything can be checked against it.
 function recipe.config(context, options, stage)
   local config = core.config(context)
-  config:load_json(to_json(options))
-  if stage then config:load_json(to_json(stage.options)) end
+  config:load_json(json.encode(options))
+  if stage then config:load_json(json.encode(stage.options)) end
   for i = #recipe.overrides, 1, -1 do
     local override = recipe.overrides[i]
     local key = recipe.option_for(override, stage)

@@ -1,5 +1,5 @@
 -- What glm52.train returns: the trained model with its measurements.
-local recipe = require "glm52.recipe"
+local json = require "glm52.json"
 local show = require "glm52.show"
 
 local Run = {}
@@ -25,7 +25,7 @@ function Run.read_metrics(path)
   for line in file:lines() do
     local record, stage = {}, line:match('"stage":"(.-[^\\])"')
     for name, value in line:gmatch('"([%w_.]+)":([^,}"]+)') do record[name] = tonumber(value) or 0 / 0 end
-    record.stage = stage and recipe.unquote(stage)
+    record.stage = stage and json.unquote(stage)
     records[#records + 1] = record
   end
   file:close()

@@ -4,6 +4,7 @@
 -- run.json is there from the first step on, state/ every train.save_every steps, at the end of each stage and on Ctrl-C.
 -- The state itself says which step and stage it is of, so that the two cannot contradict each other.
 local core = require "glm52.classes"
+local json = require "glm52.json"
 local recipe = require "glm52.recipe"
 local show = require "glm52.show"
 local system = core.system
@@ -53,10 +54,10 @@ local free = { out = true, device = true, ["model.preset"] = true, ["model.hub"]
 local function normalised(run)
   local lines = {}
   for i, stage in ipairs(run.stages) do
-    local items = run.source and { '"source":' .. recipe.quote(tostring(run.source):match("^glm52.*") or "function") } or {}
+    local items = run.source and { '"source":' .. json.quote(tostring(run.source):match("^glm52.*") or "function") } or {}
     for _, option in ipairs(core.options()) do
       if not free[option.key] then
-        items[#items + 1] = recipe.quote(option.key) .. ":" .. recipe.quote(stage.config:get(option.key))
+        items[#items + 1] = json.quote(option.key) .. ":" .. json.quote(stage.config:get(option.key))
       end
     end
     lines[i] = "{" .. table.concat(items, ",") .. "}"
@@ -68,7 +69,7 @@ local function hash_of(lines) return "xxh3-128:" .. system.hash(table.concat(lin
 
 local function options_of(line)
   local options = {}
-  for key, value in line:gmatch('"([%w_.]+)":"(.-)"%f[,}]') do options[key] = recipe.unquote(value) end
+  for key, value in line:gmatch('"([%w_.]+)":"(.-)"%f[,}]') do options[key] = json.unquote(value) end
   return options
 end
 
@@ -127,7 +128,7 @@ local function read_state(out)
   local step, begin = text:match('"step":%s*(%d+)'), text:match('"schedule_begin":%s*(%d+)')
   local stage = text:match('"stage":%s*""') and "" or text:match('"stage":%s*"(.-[^\\])"')
   if not (step and begin and stage) then damaged(directory .. "/state.json") end
-  return { directory = directory, step = math.tointeger(step), begin = math.tointeger(begin), stage = recipe.unquote(stage) }
+  return { directory = directory, step = math.tointeger(step), begin = math.tointeger(begin), stage = json.unquote(stage) }
 end
 
 -- Before the first step of a new run: no state of an earlier one is left that could be taken for its own.

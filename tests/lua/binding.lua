@@ -206,6 +206,21 @@ case("arguments are converted, or refused by number", function()
   equal(glm52.config_describe(1).key, glm52.options()[1].key)
 end)
 
+case("a table is a config", function()
+  local context = glm52.context { threads = 1 }
+  local options = { model = { preset = "tiny", num_hidden_layers = 2, hidden_size = 32, eos_token_id = {}, pad_token_id = -1 },
+    ["optim.lr"] = 1e-3, data = { text = arg[3], pack_tokens = 1e2 } }
+  local config = glm52.config(context, options)
+  equal(config:get "optim.lr" .. config:get "data.pack_tokens", "0.001100")
+  equal(glm52.model(context, options):describe(), glm52.model(context, config):describe())
+  assert(glm52.dataset(context, options):describe():find "documents")
+  local _, problem = pcall(function() glm52.config(context, { model = { preset = print } }) end)
+  equal(problem.message, "model.preset is a function; an option is a number, a text, true, false or a list")
+  assert(problem.where:find "binding.lua:%d+:$", problem.where)
+  _, problem = pcall(function() glm52.model(context, { optim = { shedule = 1 } }) end)
+  assert(problem.where:find "binding.lua:%d+:$" and problem.message:find "did you mean optim.schedule", tostring(problem))
+end)
+
 case("tensors are read and written", function()
   local model, config, context = tiny_model()
   local weight = model:value "model.norm.weight"
