@@ -7,6 +7,7 @@
 local core = require "glm52.classes"
 local recipe = require "glm52.recipe"
 local plot = require "glm52.plot"
+local profile = require "glm52.profile"
 local Progress = require "glm52.progress"
 local Run = require "glm52.run"
 local show = require "glm52.show"
@@ -245,6 +246,8 @@ local function finish(self)
     reload(self)
     state.write_run(self, true)
     say("metrics", self.out .. "/metrics.jsonl, " .. self.out .. "/loss.svg")
+    local table = self.stage.config:get "report.profile" == "true" and profile(self.out .. "/profile.jsonl")
+    if table then print(table) end
   end
   recipe.last_line = self.at.held_out and string.format("held-out loss %.3f", self.at.held_out)
     or self.at.loss and string.format("training loss %.3f", self.at.loss)

@@ -109,6 +109,10 @@ cp small/model.safetensors uninterrupted
 
 env LUA_CPATH="$modules/?.so" lua5.4 small.lua train.steps=2 out=other >out 2>err
 holds "lua5.4 takes the same arguments" last_line out "held-out loss N"
+holds "nobody asked for a profile" sh -c "! grep -q '^part ' out && test ! -e small/profile.jsonl"
+"$glm52" train small.lua train.steps=3 out=timed report.profile=true >out 2>err
+holds "a profile is printed and kept" sh -c "grep -q '^optimizer.adamw .*adamw .*TB/s' out &&
+    grep -q '^a step: [0-9.]* ms, of which operations [0-9.]* ms (mean of 2)' out && test -s timed/profile.jsonl"
 holds "and trains as many steps" awk 'END { exit !/"step":2,/ }' other/metrics.jsonl
 replaced '/pad_token_id/d; s/{ preset.*/{ hub = "other" },/'
 answers "a hub directory is a model to start from" 0 "" "$glm52" train recipe.lua train.steps=2 out=third
