@@ -176,6 +176,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: %s TEXT OUT [steps]\n", argv[0]);
         return 2;
     }
+    setvbuf(stdout, NULL, _IOLBF, 0); /* a line at a time, also into a file */
     if (glm52_context_create(&options, &context)) {
         explain("context");
         return 1;

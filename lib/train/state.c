@@ -115,6 +115,7 @@ static glm52_status read_tensor(struct optimizer *o, const struct parameter *p, 
     const struct safetensor *t = safetensors_find(mover->file, name);
     struct stream *s = o->model->stream;
 
+    TRY(host_poll(o->model->host));
     if (!t) { /* begins anew: moments at zero, the master as the parameter is */
         if (!text_starts_with(name, array_name[MASTER])) s->ops->zero(s, values.at, p->count * dtype_size(values.type));
         return GLM52_OK;

@@ -1,5 +1,6 @@
 /* Cancelling from a signal handler and from hooks, and how soon the call returns: at most one
  * microbatch, tensor or token later (include/glm52.h). */
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -39,40 +40,69 @@ static double processor_seconds(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+static glm52_context *cancelled;
 static volatile double cancelled_at;
 
 static void cancel_now(int number)
 {
     (void)number;
     cancelled_at = processor_seconds(); /* clock_gettime() may be called here */
-    glm52_context_cancel(small.context);
+    glm52_context_cancel(cancelled);
+}
+
+/* A signal after so many seconds of processor time cancels the context. */
+static void cancel_after(glm52_context *context, double seconds)
+{
+    struct sigaction action = {.sa_handler = cancel_now};
+    struct itimerval timer = {.it_value = {.tv_sec = (time_t)seconds, .tv_usec = (suseconds_t)(1e6 * fmod(seconds, 1))}};
+
+    cancelled = context;
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGPROF, &action, NULL);
+    setitimer(ITIMER_PROF, &timer, NULL); /* counts processor time as well */
 }
 
 START_TEST(from_a_signal_handler)
 {
-    struct sigaction action = {.sa_handler = cancel_now}, before;
     struct snapshot values = small_snapshot(&small, VALUES);
 
-    sigemptyset(&action.sa_mask);
-    sigaction(SIGPROF, &action, &before);
     OK(glm52_step_gradients(small.step, batches, MICROBATCHES)); /* warm */
     double begin = processor_seconds();
     OK(glm52_step_gradients(small.step, batches, MICROBATCHES));
     double run = processor_seconds() - begin, microbatch = run / MICROBATCHES;
-    struct itimerval timer = {.it_value = {.tv_usec = (suseconds_t)(1e6 * run / 4)}};
-    setitimer(ITIMER_PROF, &timer, NULL); /* counts processor time as well */
+    cancel_after(small.context, run / 4);
     glm52_status status = glm52_step_run(small.step, batches, MICROBATCHES);
     double latency = processor_seconds() - cancelled_at;
     ck_assert_msg(status == GLM52_E_CANCELLED, "%s; run of %g s", glm52_status_name(status), run);
     /* One microbatch, and half of one for the noise of the clocks. */
     ck_assert_msg(latency <= 1.5 * microbatch + 2e-3, "returned after %g s, a microbatch takes %g s", latency, microbatch);
-    sigaction(SIGPROF, &before, NULL);
 
     struct snapshot after = small_snapshot(&small, VALUES);
     check_same(&small, &values, &after); /* nothing was updated */
     snapshot_free(&values);
     snapshot_free(&after);
     OK(glm52_step_run(small.step, batches, MICROBATCHES)); /* and the step goes on */
+}
+END_TEST
+
+START_TEST(in_a_generation)
+{
+    enum { LIMIT = 300 };
+    int32_t prompt[] = {1, 2, 3}, tokens[LIMIT];
+    uint64_t produced = 0;
+    struct small s;
+
+    small_open(&s, NULL, "train.microbatch_tokens=512 data.pack_tokens=512");
+    OK(glm52_model_generate(s.model, prompt, 3, LIMIT, 0, 0, tokens, &produced)); /* warm */
+    double begin = processor_seconds();
+    OK(glm52_model_generate(s.model, prompt, 3, LIMIT, 0, 0, tokens, &produced));
+    double run = processor_seconds() - begin;
+    ck_assert_uint_eq(produced, LIMIT);
+    cancel_after(s.context, run / 2);
+    REFUSED(glm52_model_generate(s.model, prompt, 3, LIMIT, 0, 0, tokens, &produced), GLM52_E_CANCELLED);
+    double latency = processor_seconds() - cancelled_at, token = 2 * run / LIMIT; /* the last take twice the mean at most */
+    ck_assert_msg(latency <= 1.5 * token + 2e-3, "returned after %g s, a token takes up to %g s", latency, token);
+    small_close(&s);
 }
 END_TEST
 
@@ -143,6 +173,19 @@ START_TEST(in_a_load_or_save)
     h.moved = NULL;
     OK(glm52_model_load(s.context, NULL, directory, &loaded)); /* the earlier save is whole */
     glm52_model_unref(&loaded);
+
+    h.written = 0;
+    OK(glm52_step_save(s.step, directory));
+    whole = h.written;
+    h.moved = cancel_when_moved;
+    watch = (struct watch){s.context, whole / 2, 0};
+    REFUSED(glm52_step_save(s.step, directory), GLM52_E_CANCELLED);
+    ck_assert_int_le(watch.after, tensor);
+    watch = (struct watch){s.context, whole / 2, 0};
+    REFUSED(glm52_step_resume(s.step, directory, NULL), GLM52_E_CANCELLED);
+    ck_assert_int_le(watch.after, tensor);
+    h.moved = NULL;
+    OK(glm52_step_resume(s.step, directory, NULL));
     ck_assert_int_eq(h.open_files, 0);
     small_close(&s);
     scratch_remove();
@@ -157,6 +200,7 @@ int main(void)
     tcase_add_checked_fixture(cases, set_up, tear_down);
     tcase_set_timeout(cases, 60);
     tcase_add_test(cases, from_a_signal_handler);
+    tcase_add_test(cases, in_a_generation);
     tcase_add_test(cases, taken_back);
     suite_add_tcase(suite, cases);
     tcase_add_test(files, in_a_load_or_save);

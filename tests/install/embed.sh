@@ -18,7 +18,7 @@ check() { # description, command...
     fi
 }
 
-echo 1..10
+echo 1..14
 DESTDIR=$scratch/root meson install -C "$build" --no-rebuild >"$scratch/log" 2>&1
 pc=$(find "$scratch/root" -name glm52.pc)
 check 'installs a pkg-config file' test -n "$pc"
@@ -47,4 +47,15 @@ for kind in shared static; do
     check "the $kind program trains two models" "$scratch/$kind" "$scratch/text" "$scratch/out-$kind" 20
     goes_on() { "$scratch/$kind" "$scratch/text" "$scratch/out-$kind" 30 | tee "$scratch/said" && grep -q 'goes on at step' "$scratch/said"; }
     check "the $kind program goes on where it was" goes_on
+    # Cancelled by a signal handler: it saves, leaves nothing in memory, and the next start goes on.
+    interrupted() {
+        : >"$scratch/said"
+        "$scratch/$kind" "$scratch/text" "$scratch/cut-$kind" 1000000 >"$scratch/said" 2>&1 &
+        until grep -q 'loss' "$scratch/said" || ! kill -0 $! 2>/dev/null; do sleep 0.1; done
+        kill -INT $!
+        wait $! && cat "$scratch/said" && grep -q 'interrupted; saving' "$scratch/said" && grep -q ' 0 bytes left' "$scratch/said"
+    }
+    check "the $kind program saves when it is interrupted" interrupted
+    after() { "$scratch/$kind" "$scratch/text" "$scratch/cut-$kind" 1 | tee "$scratch/said" && grep -q 'goes on at step' "$scratch/said"; }
+    check "the $kind program goes on after that" after
 done

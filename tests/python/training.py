@@ -1,5 +1,7 @@
 """Training: golden trajectory, forms of run(), history, state, stages."""
 import math
+import os
+import subprocess
 import tempfile
 import unittest
 
@@ -42,6 +44,21 @@ class Trajectory(unittest.TestCase):
             name = "model.layers.3.mlp.experts.2.down_proj.weight"
             error = np.abs(model[name].numpy() - golden["final." + name]).max()
             self.assertLess(error, golden.tolerance("final." + name))
+
+
+class SameAsC(unittest.TestCase):
+    def test_losses_to_the_last_bit(self):
+        program = os.path.join(os.environ.get("GLM52_BUILD", ""), "tests", "python", "bench-c-step")
+        text = os.path.join(small.SOURCE, "include", "glm52.h")
+        if not os.path.exists(program):
+            self.skipTest("there is no bench-c-step")
+        done = subprocess.run([program, text], input="\n" * 4, capture_output=True, text=True, check=True)
+        options = {"data.pack_tokens": 2048, "data.document_tokens": 256, "train.microbatch_tokens": 2048, "data.text": text}
+        with glm52.Context("cpu") as context:
+            model = glm52.Model(context, options, model={"preset": "tiny"})
+            step = glm52.Step(model, glm52.Optimizer(model))
+            history = step.run(glm52.Dataset(context, model.config), steps=4, progress=None)
+            self.assertEqual(history["loss"], [float(line.split()[2]) for line in done.stdout.splitlines()])
 
 
 class Running(unittest.TestCase):
