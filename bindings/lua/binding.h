@@ -21,7 +21,8 @@ extern const struct class classes[]; /* by abi/gen.lua; ends with a NULL name */
 
 /* Makes metatable and method table, and pushes the latter. */
 void class_register(lua_State *L, const struct class *class);
-/* Pushes an empty handle with `kept` user values. The caller stores the library's handle through the returned pointer. */
+/* Pushes an empty handle with `kept` user values. The caller stores the library's handle through the returned
+ * pointer. */
 void **handle_new(lua_State *L, const struct class *class, int kept);
 /* The library's handle of argument `index`; an error if it is of another class or closed. */
 void *handle_get(lua_State *L, int index, const struct class *class);
@@ -49,8 +50,8 @@ struct tensor {
 };
 
 void tensor_register(lua_State *L);
-/* Pushes a tensor over a view: of the memory of `owner` (a model), or of a copy if that is NULL. */
-void push_view(lua_State *L, const glm52_view *view, glm52_model *owner);
+/* Pushes a tensor over a view: of the memory of the model at that stack index, or of a copy if it is 0. */
+void push_view(lua_State *L, const glm52_view *view, int model);
 struct tensor *tensor_test(lua_State *L, int index); /* NULL if the value is none */
 /* Elements of a list or tensor at `index` as memory of that type, alive as long as what is on the stack. */
 void *list_values(lua_State *L, int index, glm52_dtype dtype, uint64_t *count);

@@ -29,7 +29,7 @@ union cell {
 
 struct call {
     union cell argument[PARAMETERS], output[PARAMETERS], result;
-    int slot[PARAMETERS]; /* stack index of memory or handle of an output */
+    int slot[PARAMETERS], result_slot; /* stack indices of handles to come */
 };
 
 /* ---- arguments ---- */
@@ -40,7 +40,8 @@ static int64_t get_integer(lua_State *L, int index, int64_t least, int64_t most,
 
     lua_Integer value = luaL_checkinteger(L, index);
     if (value < least || value > most)
-        luaL_argerror(L, index, lua_pushfstring(L, "%I is out of range %I .. %I", value, (lua_Integer)least, (lua_Integer)most));
+        luaL_argerror(L, index, lua_pushfstring(L, "%I is out of range %I .. %I", value, (lua_Integer)least,
+                                                (lua_Integer)most));
     return value;
 }
 
@@ -210,7 +211,8 @@ static void get_arguments(lua_State *L, const struct function *f, struct call *c
         switch (p->role) {
         case ROLE_IN: get_value(L, index++, p, &call->argument[i]); break;
         case ROLE_EACH:
-            call->argument[i].uint32 = lua_isnil(L, index) ? 0 : (uint32_t)(get_integer(L, index, 1, UINT32_MAX, 0) - 1);
+            if (!lua_isnil(L, index))
+                call->argument[i].uint32 = (uint32_t)(get_integer(L, index, 1, UINT32_MAX, 0) - 1);
             index++;
             break;
         case ROLE_LIST_IN: get_list(L, index++, f, i, call); break;
@@ -220,6 +222,10 @@ static void get_arguments(lua_State *L, const struct function *f, struct call *c
     }
     for (int i = 0; i < f->count; i++)
         if (f->parameters[i].role == ROLE_OUT || f->parameters[i].role == ROLE_FILLED) prepare_output(L, f, i, call);
+    if (f->result.kind == KIND_HANDLE) {
+        handle_new(L, f->result.of, 0);
+        call->result_slot = lua_gettop(L);
+    }
 }
 
 /* ---- results ---- */
@@ -266,7 +272,7 @@ static void push_struct(lua_State *L, const struct layout *layout, const char *f
         union cell value;
 
         if (field->kind == KIND_VIEW) {
-            push_view(L, (const glm52_view *)(const void *)(from + field->offset), handle_get(L, 1, class_named("model")));
+            push_view(L, (const glm52_view *)(const void *)(from + field->offset), 1);
         } else {
             memset(&value, 0, sizeof value);
             memcpy(&value, from + field->offset,
@@ -286,17 +292,23 @@ static void push_list(lua_State *L, const struct parameter *p, const void *value
     }
 }
 
+/* The handle that was made for it becomes that of the library's object. */
+static void push_handle(lua_State *L, int slot, void *object)
+{
+    *(void **)lua_touserdata(L, slot) = object;
+    lua_pushvalue(L, slot);
+}
+
 static void push_output(lua_State *L, const struct parameter *p, int i, const struct call *call)
 {
     if (p->role == ROLE_LIST_OUT) {
         push_list(L, p, call->argument[i].pointer, call->output[i].uint64);
     } else if (p->kind == KIND_HANDLE) {
-        *(void **)lua_touserdata(L, call->slot[i]) = call->output[i].pointer;
-        lua_pushvalue(L, call->slot[i]);
+        push_handle(L, call->slot[i], call->output[i].pointer);
     } else if (p->kind == KIND_STRUCT) {
         push_struct(L, p->of, call->argument[i].pointer);
     } else if (p->kind == KIND_VIEW) {
-        push_view(L, call->argument[i].pointer, NULL);
+        push_view(L, call->argument[i].pointer, 0);
     } else {
         push_value(L, p, &call->output[i]);
     }
@@ -307,7 +319,7 @@ static int push_results(lua_State *L, const struct function *f, struct call *cal
     int top = lua_gettop(L);
 
     if (f->result.kind == KIND_HANDLE && call->result.pointer)
-        *handle_new(L, f->result.of, 0) = call->result.pointer;
+        push_handle(L, call->result_slot, call->result.pointer);
     else if (f->result.kind != KIND_VOID && f->result.kind != KIND_STATUS)
         push_value(L, &f->result, &call->result);
     for (int i = 0; i < f->count; i++)

@@ -1,6 +1,6 @@
-/* What abi/gen.lua writes about the public functions, and how a call of one is made from it: arguments are converted as the
- * description says, libffi makes the call, a failing status is raised, outputs become results. A function that is added to
- * the description is thus one that Lua can call. */
+/* What abi/gen.lua writes about the public functions, and how a call of one is made from it: arguments are converted
+ * as the description says, libffi makes the call, a failing status is raised, outputs become results. A function that
+ * is added to the description is thus one that Lua can call. */
 #ifndef GLM52_LUA_CALL_H
 #define GLM52_LUA_CALL_H
 

@@ -1,5 +1,6 @@
--- What the classes have in Lua beyond the functions of the library, which come from their description: parameters by name,
--- all metrics at once, tables for configs. Packs are numbered from 0, as everywhere; parameters and rows of lists from 1.
+-- What the classes have in Lua beyond the functions of the library, which come from their description: parameters by
+-- name, all metrics at once, tables for configs. Packs are numbered from 0, as everywhere; parameters and rows of
+-- lists from 1.
 local core = require "glm52.core"
 local failure = require "glm52.failure"
 local json = require "glm52.json"

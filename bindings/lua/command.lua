@@ -6,8 +6,9 @@ local show = require "glm52.show"
 local usage = [[
 Trains GLM-5.2 as a recipe says.
 
-  glm52 train RECIPE.lua [key=value ...]   train; --resume goes on with an interrupted run (--resume=changed: under changed
-                                           options), --sandbox keeps an untrusted recipe from the system
+  glm52 train RECIPE.lua [key=value ...]   train; --resume goes on with an interrupted run (--resume=changed:
+                                           also under changed options), --sandbox fences in a recipe that
+                                           is not trusted
   glm52 plan RECIPE.lua [key=value ...]    memory, FLOPs and time of the same, without training
   glm52 config [key ...]                   every option, or those named or of a section: glm52 config optim
   glm52 version                            version and build
@@ -45,7 +46,8 @@ end
 local function command_line(arguments)
   local words = {}
   for i = 0, #arguments do
-    if not arguments[i]:find("^%-%-resume") and not arguments[i]:find("^resume=") then words[#words + 1] = quote(arguments[i]) end
+    local resumes = arguments[i]:find "^%-%-resume" or arguments[i]:find "^resume="
+    if not resumes then words[#words + 1] = quote(arguments[i]) end
   end
   return table.concat(words, " ")
 end

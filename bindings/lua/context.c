@@ -1,5 +1,5 @@
-/* glm52.context: the one constructor that takes callbacks. Messages of the log may come from any thread, and a lua_State
- * serves one: they wait in a queue until context:poll(). */
+/* glm52.context: the one constructor that takes callbacks. Messages of the log may come from any thread, and a
+ * lua_State serves one: they wait in a queue until context:poll(). */
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
-/* Statuses as error objects: a table with status, name, message, hint, details and where, whose metatable is glm52.failure.
- * `details` is the library's error itself, asked for keys on demand: err.details.key, err.details.path. `where` is the line
- * of the host's Lua code that made the call, "recipe.lua:12:". */
+/* Statuses as error objects: a table with status, name, message, hint, details and where, whose metatable is
+ * glm52.failure. `details` is the library's error itself, asked for keys on demand: err.details.key,
+ * err.details.path. `where` is the line of the host's Lua code that made the call, "recipe.lua:12:". */
 #include <string.h>
 
 #include "binding.h"

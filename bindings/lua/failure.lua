@@ -1,5 +1,5 @@
--- Errors made in Lua, like those of the library: {name, message, hint, details, where}; `where` is the place of the call if
--- the one that raises it knows no better one.
+-- Errors made in Lua, like those of the library: {name, message, hint, details, where}; `where` is the place of the
+-- call if the one that raises it knows no better one.
 local failure = {}
 
 local metatable = {}

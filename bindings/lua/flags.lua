@@ -31,8 +31,9 @@ function flags.check(argument, strict)
     if far < least then nearest, least = flag, far end
   end
   if nearest or strict then
-    failure.raise("GLM52_E_INVALID", argument .. ": no such flag" .. (nearest and "; did you mean " .. nearest .. "?" or ""),
-      strict and not nearest and "flags of the recipe's own stand behind --" or "", { flag = argument })
+    local meant = nearest and "; did you mean " .. nearest .. "?" or ""
+    failure.raise("GLM52_E_INVALID", argument .. ": no such flag" .. meant,
+      nearest and "" or "flags of the recipe's own stand behind --", { flag = argument })
   end
 end
 

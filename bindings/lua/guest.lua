@@ -1,6 +1,7 @@
--- What a sandboxed recipe finds: this runs first in its state, and nothing else of that state can be reached from it. Left
--- out is what reaches the system (os, io, package, debug), what makes code (load), what ignores the budget of instructions
--- (matching of patterns, string.rep, table.sort, table.move), and metatables, whose __gc would run after the budget.
+-- What a sandboxed recipe finds: this runs first in its state, and nothing else of that state can be reached from it.
+-- Left out is what reaches the system (os, io, package, debug), what makes code (load), what ignores the budget of
+-- instructions (matching of patterns, string.rep, table.sort, table.move), and metatables, whose __gc would run after
+-- the budget.
 local arguments = ...
 local getinfo = debug.getinfo
 local asked, line
@@ -11,9 +12,10 @@ local function pick(from, names)
   return picked
 end
 
-local environment = pick(_G, "assert error ipairs next pairs pcall print rawequal rawlen select tonumber tostring type _VERSION")
-environment.math = pick(math, "abs acos asin atan ceil cos deg exp floor fmod huge log max maxinteger min mininteger modf pi "
-  .. "rad sin sqrt tan tointeger type ult")
+local environment = pick(_G, [[assert error ipairs next pairs pcall print rawequal rawlen select tonumber tostring type
+  _VERSION]])
+environment.math = pick(math, [[abs acos asin atan ceil cos deg exp floor fmod huge log max maxinteger min mininteger
+  modf pi rad sin sqrt tan tointeger type ult]])
 environment.string = pick(string, "byte char format len lower reverse sub upper")
 environment.table = pick(table, "concat insert pack remove unpack")
 environment.arg = arguments

@@ -1,8 +1,8 @@
-/* Functions of the user's shared objects, by a signature in words: glm52.native("libreward.so", "score",
- * "double(ptr i32, i64)"). The result is called like a Lua function; libffi makes the call.
+/* Functions of the user's shared objects, by a signature in words:
+ * glm52.native("libreward.so", "score", "double(ptr i32, i64)"). What it gives is called like a Lua function.
  *
- * Types: void (result only), i32, u32, i64, u64, f32, f64 (int, float, double), str (const char *, nil is NULL), ptr T with T
- * one of u8, i32, i64, f32, f64 (a tensor, shared; a list, copied; nil), ptr (a tensor, handle, nil or pointer). */
+ * Types: void (result only), i32, u32, i64, u64, f32, f64 (int, float, double), str (const char *, nil is NULL), ptr T
+ * with T one of u8, i32, i64, f32, f64 (a tensor, shared; a list, copied; nil), ptr (a tensor, handle, nil or pointer). */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
@@ -22,7 +22,8 @@ static const struct {
     [U32] = {"u32", "u32", &ffi_type_uint32, 0},       [I64] = {"i64", "i64", &ffi_type_sint64, 0},
     [U64] = {"u64", "u64", &ffi_type_uint64, 0},       [F32] = {"f32", "float", &ffi_type_float, 0},
     [F64] = {"f64", "double", &ffi_type_double, 0},    [STR] = {"str", "str", &ffi_type_pointer, 0},
-    [PTR] = {"ptr", "ptr", &ffi_type_pointer, 0},      [PTR_U8] = {"ptr u8", "ptr u8", &ffi_type_pointer, GLM52_DTYPE_U8},
+    [PTR] = {"ptr", "ptr", &ffi_type_pointer, 0},
+    [PTR_U8] = {"ptr u8", "ptr u8", &ffi_type_pointer, GLM52_DTYPE_U8},
     [PTR_I32] = {"ptr i32", "ptr int", &ffi_type_pointer, GLM52_DTYPE_I32},
     [PTR_I64] = {"ptr i64", "ptr i64", &ffi_type_pointer, GLM52_DTYPE_I64},
     [PTR_F32] = {"ptr f32", "ptr float", &ffi_type_pointer, GLM52_DTYPE_F32},
@@ -82,8 +83,8 @@ static const char *parse(lua_State *L, const char *text, struct signature *s)
         enum type type = find_type(at, length);
         if (s->count == ARGUMENTS) return lua_pushfstring(L, "it has more than %d arguments", ARGUMENTS);
         if (type == TYPES || type == VOID)
-            return lua_pushfstring(L, "argument %d, %s, is none of i32 u32 i64 u64 f32 f64 str ptr, and ptr to u8 i32 i64 f32 f64",
-                                   s->count + 1, lua_pushlstring(L, at, length));
+            return lua_pushfstring(L, "argument %d, %s, is none of i32 u32 i64 u64 f32 f64 str ptr, and ptr to u8 i32 "
+                                      "i64 f32 f64", s->count + 1, lua_pushlstring(L, at, length));
         s->argument[s->count] = type;
         at += length + 1;
         if (at > close) {
@@ -127,8 +128,9 @@ static int64_t get_integer(lua_State *L, const struct native *native, int index,
 
     if (!is_integer || lua_type(L, index) != LUA_TNUMBER) refuse(L, native, index, "an integer is wanted");
     if (value < least || value > most)
-        throw_error(L, GLM52_E_INVALID, lua_pushfstring(L, "argument %d of %s, %I, does not fit %s", index - 1, native->name,
-                                                        value, types[native->signature.argument[index - 2]].name), "");
+        throw_error(L, GLM52_E_INVALID,
+                    lua_pushfstring(L, "argument %d of %s, %I, does not fit %s", index - 1, native->name, value,
+                                    types[native->signature.argument[index - 2]].name), "");
     return value;
 }
 
@@ -140,7 +142,8 @@ static const void *get_pointer(lua_State *L, const struct native *native, int in
 
     if (lua_isnil(L, index)) return NULL;
     if (tensor && (!element || tensor->dtype == element)) return tensor->data;
-    if (tensor) refuse(L, native, index, lua_pushfstring(L, "of %s, and not of %s", dtype_label(tensor->dtype), dtype_label(element)));
+    if (tensor)
+        refuse(L, native, index, lua_pushfstring(L, "of %s, and not of %s", dtype_label(tensor->dtype), dtype_label(element)));
     if (element == GLM52_DTYPE_U8 && lua_type(L, index) == LUA_TSTRING) return lua_tostring(L, index);
     if (element && lua_istable(L, index)) return list_values(L, index, element, &count);
     if (element) refuse(L, native, index, lua_pushfstring(L, "a list or tensor of %s is wanted", dtype_label(element)));
@@ -168,7 +171,8 @@ static void get_argument(lua_State *L, const struct native *native, int index, u
             to->f64 = lua_tonumber(L, index);
         break;
     case STR:
-        if (!lua_isnil(L, index) && lua_type(L, index) != LUA_TSTRING) refuse(L, native, index, "a text or nil is wanted");
+        if (!lua_isnil(L, index) && lua_type(L, index) != LUA_TSTRING)
+            refuse(L, native, index, "a text or nil is wanted");
         to->pointer = lua_tostring(L, index);
         break;
     default: to->pointer = get_pointer(L, native, index, type);
@@ -204,7 +208,8 @@ static int call_native(lua_State *L)
     int given = lua_gettop(L) - 1, count = native->signature.count;
 
     if (given != count)
-        throw_error(L, GLM52_E_INVALID, lua_pushfstring(L, "%s takes %d arguments, and got %d", native->name, count, given),
+        throw_error(L, GLM52_E_INVALID,
+                    lua_pushfstring(L, "%s takes %d arguments, and got %d", native->name, count, given),
                     lua_pushfstring(L, "its signature is %s", native->signature.text));
     luaL_checkstack(L, 2 * ARGUMENTS, NULL);
     for (int i = 0; i < count; i++) {
@@ -285,8 +290,8 @@ int new_native(lua_State *L)
                     "is it static, or a C++ function without extern \"C\"?");
     memcpy(&native->address, &address, sizeof address);
     for (int i = 0; i < native->signature.count; i++) native->types[i] = types[native->signature.argument[i]].ffi;
-    if (ffi_prep_cif(&native->cif, FFI_DEFAULT_ABI, (unsigned)native->signature.count, types[native->signature.result].ffi,
-                     native->types) != FFI_OK)
+    if (ffi_prep_cif(&native->cif, FFI_DEFAULT_ABI, (unsigned)native->signature.count,
+                     types[native->signature.result].ffi, native->types) != FFI_OK)
         throw_error(L, GLM52_E_UNSUPPORTED, lua_pushfstring(L, "libffi cannot call %s here", symbol), "");
     lua_pushvalue(L, 4); /* messages of parse() are above */
     return 1;

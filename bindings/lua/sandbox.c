@@ -1,9 +1,10 @@
-/* Untrusted recipes: evaluated in a Lua state of their own that has few functions (guest.lua says which), limited memory,
- * instructions and time; what they ask to train comes out as plain data. docs/recipes.md says what this does not stop.
+/* Untrusted recipes: evaluated in a Lua state of their own that has few functions (guest.lua says which), limited
+ * memory, instructions and time; what they ask to train comes out as plain data. docs/recipes.md says what this does
+ * not stop.
  *
- * Lua counts instructions, and one of them may copy or compare a long text. So memory that is asked for counts as work
- * too, and the processor time is looked at every HOOK instructions. Once a budget is spent every instruction fails, or a
- * loop of pcall() would go on for ever. */
+ * Lua counts instructions, and one of them may copy or compare a long text. So memory that is asked for counts as
+ * work too, and the processor time is looked at every HOOK instructions. Once a budget is spent every instruction
+ * fails, or a loop of pcall() would go on for ever. */
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -72,8 +73,8 @@ static const struct source *find_source(const char *module)
     return source;
 }
 
-/* Runs under lua_pcall in the guest: text, chunk name, list of arguments as light userdata of C strings. Leaves the table
- * and the line of the call. */
+/* Runs under lua_pcall in the guest: text, chunk name, list of arguments as light userdata of C strings. Leaves the
+ * table and the line of the call. */
 struct request {
     const char *text, *chunk, **arguments;
     size_t bytes;

@@ -1,5 +1,5 @@
--- Untrusted recipes: evaluated apart, by the C side's sandbox, to the table that they would train. Its paths must stay below
--- the current directory.
+-- Untrusted recipes: evaluated apart, by the C side's sandbox, to the table that they would train. Its paths must
+-- stay below the current directory.
 local core = require "glm52.core"
 local recipe = require "glm52.recipe"
 
@@ -11,7 +11,8 @@ local function read(path)
   local text = file:read(most_text + 1) or ""
   file:close()
   if #text > most_text then
-    recipe.error("GLM52_E_INVALID", string.format("%s has more than %d bytes, which a sandbox does not take", path, most_text))
+    recipe.error("GLM52_E_INVALID",
+      string.format("%s has more than %d bytes, which a sandbox does not take", path, most_text))
   end
   return (text:gsub("^#[^\n]*", ""))
 end
@@ -25,8 +26,8 @@ local function check_paths(options, prefix)
       check_paths(value, name .. ".")
     elseif is_path[name:match("[^.]*$")] and type(value) == "string" and
       (value:find("^/") or ("/" .. value .. "/"):find("/../", 1, true) or value:find("\0", 1, true)) then
-      recipe.error("GLM52_E_INVALID", string.format("%s = %s leaves the current directory, which a sandboxed recipe may not",
-        name, value), "give it as an argument: " .. name .. "=PATH", { key = name })
+      recipe.error("GLM52_E_INVALID",
+        string.format("%s = %s leaves the current directory, which a sandboxed recipe may not", name, value), "give it as an argument: " .. name .. "=PATH", { key = name })
     end
   end
 end

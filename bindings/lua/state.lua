@@ -1,8 +1,8 @@
 -- The state of a run on disk: what it takes to go on. In the directory `out`,
 --     state/    model, optimizer and counters, as the library's step saves them
 --     run.json  the recipe as it was understood, its hash, and whether the run has finished
--- run.json is there from the first step on, state/ every train.save_every steps, at the end of each stage and on Ctrl-C.
--- The state itself says which step and stage it is of, so that the two cannot contradict each other.
+-- run.json is there from the first step on, state/ every train.save_every steps, at the end of each stage and on
+-- Ctrl-C. The state itself says which step and stage it is of, so that the two cannot contradict each other.
 local core = require "glm52.classes"
 local json = require "glm52.json"
 local recipe = require "glm52.recipe"
@@ -49,12 +49,13 @@ end
 -- Names of things that may lie elsewhere by now, and of what they resolve to: no part of what a recipe means.
 local free = { out = true, device = true, ["model.preset"] = true, ["model.hub"] = true, ["data.text"] = true }
 
--- One line a stage: a JSON object of every option as text, in the order of the schema. What the recipe, the arguments and
--- the defaults come to is written alike whichever of them said it.
+-- One line a stage: a JSON object of every option as text, in the order of the schema. What the recipe, the arguments
+-- and the defaults come to is written alike whichever of them said it.
 local function normalised(run)
   local lines = {}
   for i, stage in ipairs(run.stages) do
-    local items = run.source and { '"source":' .. json.quote(tostring(run.source):match("^glm52.*") or "function") } or {}
+    local source = run.source and (tostring(run.source):match "^glm52.*" or "function")
+    local items = { source and '"source":' .. json.quote(source) }
     for _, option in ipairs(core.options()) do
       if not free[option.key] then
         items[#items + 1] = json.quote(option.key) .. ":" .. json.quote(stage.config:get(option.key))
@@ -101,8 +102,8 @@ local function read_file(path)
 end
 
 local function damaged(path, reason)
-  recipe.error("GLM52_E_CORRUPT", path .. " is damaged" .. (reason or ""), "restore it, or start anew with resume = false",
-    { path = path })
+  recipe.error("GLM52_E_CORRUPT", path .. " is damaged" .. (reason or ""),
+    "restore it, or start anew with resume = false", { path = path })
 end
 
 -- {finished, recipe (list of lines), hash} of the run that the directory holds, or nil.
@@ -128,7 +129,8 @@ local function read_state(out)
   local step, begin = text:match('"step":%s*(%d+)'), text:match('"schedule_begin":%s*(%d+)')
   local stage = text:match('"stage":%s*""') and "" or text:match('"stage":%s*"(.-[^\\])"')
   if not (step and begin and stage) then damaged(directory .. "/state.json") end
-  return { directory = directory, step = math.tointeger(step), begin = math.tointeger(begin), stage = json.unquote(stage) }
+  return { directory = directory, step = math.tointeger(step), begin = math.tointeger(begin),
+    stage = json.unquote(stage) }
 end
 
 -- Before the first step of a new run: no state of an earlier one is left that could be taken for its own.
@@ -136,8 +138,8 @@ function state.begin(run)
   local name = read_file(run.out .. "/state/latest")
   os.remove(run.out .. "/state/latest")
   local directory = name and name:find "^step%-" and run.out .. "/state/" .. name:match("^[%w-]*")
-  for _, file in ipairs(directory and { "config.json", "model.safetensors", "optimizer.safetensors", "state.json" } or {}) do
-    os.remove(directory .. "/" .. file)
+  for _, file in ipairs { "config.json", "model.safetensors", "optimizer.safetensors", "state.json" } do
+    if directory then os.remove(directory .. "/" .. file) end
   end
   if directory then os.remove(directory) end
   state.write_run(run, false)
@@ -151,8 +153,9 @@ local function must_agree(key)
 end
 
 local function refuse(run, key, is, was, stage, hint)
-  recipe.error("GLM52_E_INVALID", string.format("%s = %s, but the state in %s was trained with %s", key, is, run.out, was),
-    hint, { key = key, stage = stage })
+  recipe.error("GLM52_E_INVALID",
+    string.format("%s = %s, but the state in %s was trained with %s", key, is, run.out, was), hint,
+    { key = key, stage = stage })
 end
 
 -- The options of one stage, as they were and as they are. `changes` lets the others differ.
@@ -167,15 +170,16 @@ local function compare(run, was, is, stage, changes)
       if must_agree(key) then
         refuse(run, key, new, old, nil, "restore it, or start anew with resume = false")
       elseif not changes and not recipe.overridden(key, run.stages.named and stage or nil) then
-        refuse(run, key, new, old, run.stages.named and stage or nil, string.format('restore it; to go on with the change, give '
-          .. 'it as an argument, %s=%s, or resume = "changed" (--resume=changed)', key, new))
+        refuse(run, key, new, old, run.stages.named and stage or nil, string.format('restore it; to go on with the '
+          .. 'change, give it as an argument, %s=%s, or resume = "changed" (--resume=changed)', key, new))
       end
       show.say("changed", string.format("%s = %s, was %s", key, new, old))
     end
   end
   for key in pairs(was) do
     if not defaults[key] and key ~= "source" then
-      refuse(run, key, "nothing", was[key], nil, "this version of glm52 has no such option; go on with the one that has")
+      refuse(run, key, "nothing", was[key], nil,
+        "this version of glm52 has no such option; go on with the one that has")
     end
   end
 end
@@ -229,8 +233,8 @@ function state.look(run, resume)
   if run.out == "" or resume == false then return end
   local before, saved = read_run(run.out), read_state(run.out)
   if saved and not before then
-    recipe.error("GLM52_E_STATE", string.format("%s/state holds a state of step %d, but %s/run.json, which says of what run, "
-      .. "is missing", run.out, saved.step, run.out), "restore it; resume=false starts anew and replaces the state",
+    recipe.error("GLM52_E_STATE", string.format("%s/state holds a state of step %d, but %s/run.json, which says of "
+      .. "what run, is missing", run.out, saved.step, run.out), "restore it; resume=false starts anew and replaces the state",
       { key = "out" })
   elseif resume and saved then
     local index, first = find_stage(run, saved)

@@ -1,5 +1,5 @@
-/* Tensors: views of a parameter without a copy, copies of what would not last, and memory of the host's own. Elements are
- * read and written as numbers, t[1] .. t[#t]; t.shape, t.dtype; t:bytes() is their memory as a Lua string. */
+/* Tensors: views of a parameter without a copy, copies of what would not last, and memory of the host's own. Elements
+ * are read and written as numbers, t[1] .. t[#t]; t.shape, t.dtype; t:bytes() is their memory as a Lua string. */
 #include <math.h>
 #include <string.h>
 
@@ -81,7 +81,8 @@ static void store_element(lua_State *L, void *data, glm52_dtype dtype, uint64_t 
     if (!is_number)
         luaL_error(L, "element %I of %s is %s, not %s", (lua_Integer)i + 1, where, luaL_tolstring(L, -1, NULL),
                    whole ? "an integer" : "a number");
-    if ((dtype == GLM52_DTYPE_I32 && integer != (int32_t)integer) || (dtype == GLM52_DTYPE_U8 && integer != (uint8_t)integer))
+    if ((dtype == GLM52_DTYPE_I32 && integer != (int32_t)integer) ||
+        (dtype == GLM52_DTYPE_U8 && integer != (uint8_t)integer))
         luaL_error(L, "element %I of %s, %I, does not fit %s", (lua_Integer)i + 1, where, integer, dtype_label(dtype));
     switch (dtype) {
     case GLM52_DTYPE_F32: ((float *)data)[i] = (float)number; break;
@@ -118,7 +119,7 @@ struct tensor *tensor_test(lua_State *L, int index)
 /* Pushes a tensor, with memory of its own behind it if `bytes` is not 0. */
 static struct tensor *push_tensor(lua_State *L, glm52_dtype dtype, size_t bytes)
 {
-    struct tensor *t = lua_newuserdatauv(L, sizeof *t + bytes, 0);
+    struct tensor *t = lua_newuserdatauv(L, sizeof *t + bytes, 1);
 
     memset(t, 0, sizeof *t);
     t->dtype = dtype;
@@ -127,8 +128,9 @@ static struct tensor *push_tensor(lua_State *L, glm52_dtype dtype, size_t bytes)
     return t;
 }
 
-void push_view(lua_State *L, const glm52_view *view, glm52_model *owner)
+void push_view(lua_State *L, const glm52_view *view, int model)
 {
+    glm52_model *owner = model ? handle_get(L, model, class_named("model")) : NULL;
     uint64_t count = view->data ? 1 : 0;
     int type = find_type(view->dtype);
 
@@ -145,6 +147,8 @@ void push_view(lua_State *L, const glm52_view *view, glm52_model *owner)
         t->data = view->data;
         t->on_device = view->on_device;
         t->owner = glm52_model_ref(owner);
+        lua_pushvalue(L, model); /* it keeps the context's userdata, whose log may be called as long as the model lives */
+        lua_setiuservalue(L, -2, 1);
     } else if (count) {
         memcpy(t->data, view->data, (size_t)count * dtypes[type].size);
     }
@@ -264,8 +268,9 @@ static int tensor_release(lua_State *L)
 
 void tensor_register(lua_State *L)
 {
-    static const luaL_Reg methods[] = {{"__index", tensor_index},   {"__newindex", tensor_store}, {"__len", tensor_length},
-                                       {"__tostring", tensor_text}, {"__gc", tensor_release},     {NULL, NULL}};
+    static const luaL_Reg methods[] = {{"__index", tensor_index}, {"__newindex", tensor_store},
+                                       {"__len", tensor_length},  {"__tostring", tensor_text},
+                                       {"__gc", tensor_release},  {NULL, NULL}};
 
     luaL_newmetatable(L, "glm52.tensor");
     luaL_setfuncs(L, methods, 0);
@@ -284,7 +289,8 @@ void *list_values(lua_State *L, int index, glm52_dtype dtype, uint64_t *count)
         *count = t->count;
         return t->data;
     } else if (t) {
-        luaL_argerror(L, index, lua_pushfstring(L, "a tensor of %s, wanted is %s", dtype_label(t->dtype), dtype_label(dtype)));
+        luaL_argerror(L, index, lua_pushfstring(L, "a tensor of %s, wanted is %s", dtype_label(t->dtype),
+                                                dtype_label(dtype)));
     }
     luaL_checktype(L, index, LUA_TTABLE);
     lua_Integer length = luaL_len(L, index);
@@ -299,7 +305,8 @@ void *list_values(lua_State *L, int index, glm52_dtype dtype, uint64_t *count)
     return values;
 }
 
-/* batch:set(field, list or tensor [, dtype]): without a dtype masks are F32, the rest I64, and a tensor is what it is. */
+/* batch:set(field, list or tensor [, dtype]): without a dtype masks are F32, the rest I64, and a tensor is what it
+ * is. */
 int batch_set(lua_State *L)
 {
     glm52_batch *batch = handle_get(L, 1, class_named("batch"));
@@ -326,6 +333,6 @@ int model_gradient(lua_State *L)
 
     luaL_argcheck(L, number >= 1 && number <= UINT32_MAX, 2, "parameters are numbered from 1");
     check(L, glm52_model_parameter(model, (uint32_t)(number - 1), &info));
-    push_view(L, &info.gradient, NULL);
+    push_view(L, &info.gradient, 0);
     return 1;
 }

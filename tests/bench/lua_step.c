@@ -1,8 +1,7 @@
-/* What driving a training step from Lua costs: steps of preset tiny, driven in turn by C and by Lua in one process, each on a
- * model of its own with the same weights and data. Compares medians, of the steps and of the pairs' differences, by the clock and in
- * processor time, which other programs disturb less; then the cost of a getter. Fails if the losses differ, if the clock and
- * the processor time both miss the target, or if the getter does.
- *
+/* What driving a training step from Lua costs: steps of preset tiny, driven in turn by C and by Lua in one process,
+ * each on a model of its own with the same weights and data. Compares medians, of the steps and of the pairs'
+ * differences, by the clock and in processor time, which other programs disturb less; then the cost of a getter.
+ * Fails if the losses differ, if the clock and the processor time both miss the target, or if the getter does.
  *   bench-lua-step SCRIPT TEXT [PAIRS] */
 #include <math.h>
 #include <stdio.h>

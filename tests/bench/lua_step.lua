@@ -1,4 +1,5 @@
--- What a training loop in Lua does for one step, as glm52.train does it. Argument: the text. Returns the step as a function.
+-- What a training loop in Lua does for one step, as glm52.train does it. Argument: the text. Returns the step as a
+-- function.
 local glm52 = require "glm52"
 
 local text = ...

@@ -1,5 +1,5 @@
--- Every function of the binding with arguments at random: each call gives a value or an error, and nothing breaks. What breaks
--- quietly is AddressSanitizer's to see (tests/sanitize.sh).
+-- Every function of the binding with arguments at random: each call gives a value or an error, and nothing breaks.
+-- What breaks quietly is AddressSanitizer's to see (tests/sanitize.sh).
 -- Usage: lua5.4 fuzz.lua FOLDER_OF_TESTS MODULE_FOLDER [CALLS [SEED]]; prints TAP.
 package.path = arg[1] .. "/?.lua;" .. package.path
 package.cpath = arg[2] .. "/?.so;" .. package.cpath

@@ -1,5 +1,5 @@
--- Golden training runs, driven from Lua: every loss, norm and the final weights within the case's own tolerances, which are
--- those that the C test holds.
+-- Golden training runs, driven from Lua: every loss, norm and the final weights within the case's own tolerances,
+-- which are those that the C test holds.
 -- Usage: lua5.4 golden.lua FOLDER_OF_TESTS MODULE_FOLDER GOLDEN_FOLDER; prints TAP.
 package.path = arg[1] .. "/?.lua;" .. package.path
 package.cpath = arg[2] .. "/?.so;" .. package.cpath

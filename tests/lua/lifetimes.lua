@@ -1,5 +1,7 @@
--- Lifetimes of handles from Lua: every order of their end, by close() and by the collector, and 10,000 lives without a leak.
--- Usage: lua5.4 lifetimes.lua FOLDER_OF_TESTS MODULE_FOLDER, or by the command glm52, which brings the module; prints TAP.
+-- Lifetimes of handles from Lua: every order of their end, by close() and by the collector, and 10,000 lives without
+-- a leak.
+-- Usage: lua5.4 lifetimes.lua FOLDER_OF_TESTS MODULE_FOLDER, or by the command glm52, which brings the module; prints
+-- TAP.
 package.path = arg[1] .. "/?.lua;" .. package.path
 if arg[2] then package.cpath = arg[2] .. "/?.so;" .. package.cpath end
 local glm52 = require "glm52"

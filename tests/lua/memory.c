@@ -1,5 +1,5 @@
-/* Memory of a Lua state runs out at every place once: the binding's own code must then raise Lua's "not enough memory", lose no
- * handle (LeakSanitizer sees them) and stay usable. Usage: lua-memory; prints TAP. */
+/* Memory of a Lua state runs out at every place once: the binding's own code must then raise Lua's "not enough
+ * memory", lose no handle (LeakSanitizer sees them) and stay usable. Usage: lua-memory; prints TAP. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -64,7 +64,8 @@ static int run(lua_State *L)
     return 1;
 }
 
-/* Runs the work with failures from allocation number fail_at on; 1 if it failed for lack of memory, 0 if it got through. */
+/* Runs the work with failures from allocation number fail_at on; 1 if it failed for lack of memory, 0 if it got
+ * through. */
 static int attempt(lua_State *L, long fail_at)
 {
     memory.count = 0;
