@@ -68,7 +68,8 @@ struct dense_gradients {
     void *dq, *dk, *dv;
 };
 
-/* With delta and seen made; false: nothing is done, the call is not of their kind. */
+/* By Hopper's kernels; backward with delta and seen made. false: nothing is done, the call is not of their kind. */
+bool hopper_forward(cuda_device *d, const dense_call &x, void *out, float *lse);
 bool hopper_backward(cuda_device *d, const dense_call &x, const dense_gradients &g);
 
 void fill_dense_attention_backward(struct ops *t);

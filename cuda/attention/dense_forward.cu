@@ -115,14 +115,15 @@ void dense_attention_forward(struct stream *s, const struct dense_attention *a, 
 
     count_dense_attention_forward(s, a);
     if (a->rows == 0) return;
-    with_type(a->type, [&](auto element) {
-        using T = decltype(element);
+    if (!hopper_forward(d, x, out, lse))
+        with_type(a->type, [&](auto element) {
+            using T = decltype(element);
 
-        if (a->v <= TILE)
-            launch<T, 1>(d, x, out, lse);
-        else
-            launch<T, 4>(d, x, out, lse);
-    });
+            if (a->v <= TILE)
+                launch<T, 1>(d, x, out, lse);
+            else
+                launch<T, 4>(d, x, out, lse);
+        });
     launched(d, "dense_attention_forward");
 }
 

@@ -1,8 +1,8 @@
-/* What the two Hopper kernels of the deterministic backward share: 256 columns in both widths, bf16, tiles of 64 rows that
- * lie in shared memory as blocks of [64 rows][64 columns] (8 KiB, swizzled), products by wgmma.
+/* What the Hopper kernels share: 256 columns in both widths, bf16, tiles of 64 rows that lie in shared memory as blocks of
+ * [64 rows][64 columns] (8 KiB, swizzled), products by wgmma.
  *
- * A block of threads has one tile of dk and dv (hopper_keys.cu), or of dq (hopper_queries.cu), all its terms in order, so
- * nothing is added by two; the price is that P and dS are made in both: 7 products instead of 5. */
+ * Backward: a block of threads has one tile of dk and dv (hopper_keys.cu), or of dq (hopper_queries.cu), all its terms in
+ * order, so nothing is added by two; the price is that P and dS are made in both: 7 products instead of 5. */
 #pragma once
 
 #include "attention/dense.cuh"
@@ -17,7 +17,7 @@ constexpr float LOG2_E = 1.4426950408889634f;
 
 /* [rows, heads, 256] as (column, row, head), in boxes of 64 x 64. */
 struct attention_maps {
-    CUtensorMap q, k, v, dout, dq, dk, dv;
+    CUtensorMap q, k, v, out, dout, dq, dk, dv; /* out: forward; the rest behind it: backward */
 };
 
 struct attention_call {
@@ -25,8 +25,8 @@ struct attention_call {
     int heads;
     float scale;
     const int32_t *start, *end;
-    const float *lse, *delta;
-    const range *seen; /* [tiles of 64 rows] */
+    const float *lse, *delta;  /* these: backward */
+    const range *seen;         /* [tiles of 64 rows] */
 };
 
 /* A wgmma accumulator: element i of a thread is row fragment_row() + 8 * (i / 2 % 2), column 8 * (i / 4) +
@@ -111,6 +111,7 @@ __device__ __forceinline__ void store_tile(const float (&sum)[128], uint32_t til
     }
 }
 
+void attend_forward(cudaStream_t stream, const attention_maps &maps, const attention_call &call, float *lse);
 void attend_keys(cudaStream_t stream, const attention_maps &maps, const attention_call &call);
 void attend_queries(cudaStream_t stream, const attention_maps &maps, const attention_call &call);
 
