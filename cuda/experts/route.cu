@@ -7,6 +7,14 @@ namespace {
 
 constexpr int THREADS = 256, ROWS = THREADS / 32;
 
+template <int WORDS>
+__device__ void take_given(const int32_t *chosen, int k, int lane, unsigned (&taken)[WORDS])
+{
+    for (int j = 0; j < k; j++)
+        if (chosen[j] % 32 == lane) taken[WORDS == 1 ? 0 : chosen[j] / 1024] |= 1u << chosen[j] / 32 % 32;
+    __syncwarp(); /* all have read before any writes the same places */
+}
+
 template <int EACH>
 __global__ __launch_bounds__(THREADS) void forward_kernel(const struct route r, const float *logits, const float *bias,
                                                           int32_t *chosen, float *weight)
@@ -24,9 +32,10 @@ __global__ __launch_bounds__(THREADS) void forward_kernel(const struct route r, 
         const int e = i * 32 + lane, turn = (int)(t * r.k % r.experts);
 
         key[i] = e < r.experts ? choice_key(logit[e], bias[e]) : 0;
-        if (r.forced && e < r.experts && (e - turn + r.experts) % r.experts < r.k) taken[i / 32] |= 1u << i % 32;
+        if (r.forced && !r.given && e < r.experts && (e - turn + r.experts) % r.experts < r.k) taken[i / 32] |= 1u << i % 32;
     }
-    if (!r.forced) take_best(key, r.k, taken);
+    if (r.given) take_given(chosen + t * r.k, r.k, lane, taken);
+    else if (!r.forced) take_best(key, r.k, taken);
 #pragma unroll
     for (int i = 0; i < EACH; i++)
         if (taken[i / 32] >> i % 32 & 1) sum += sigmoid(logit[i * 32 + lane]);

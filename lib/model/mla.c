@@ -12,6 +12,11 @@ static int64_t kv_width(const struct mla *m)
     return m->c->kv_lora_rank + m->c->qk_rope_head_dim;
 }
 
+static int64_t widest_head(const struct mla *m)
+{
+    return m->c->v_head_dim > qk_width(m) ? m->c->v_head_dim : qk_width(m);
+}
+
 static size_t most(size_t a, size_t b)
 {
     return a > b ? a : b;
@@ -45,9 +50,12 @@ void mla_plan(struct mla *m, struct stream *s, struct plan *p)
     uint64_t mark = plan_mark(p);
     size_t norms = most(norm_backward_bytes(s, p->rows, c->q_lora_rank), norm_backward_bytes(s, p->rows, c->kv_lora_rank));
     plan_temp(p, &m->slots.dkv, GLM52_DTYPE_F32, p->rows, kv);
-    plan_temp(p, &m->slots.dq, m->type, p->rows, heads * qk_width(m));
+    plan_temp(p, &m->slots.dq, m->type, p->rows, heads * (m->dense ? qk_width(m) : widest_head(m)));
     uint64_t inner = plan_mark(p);
-    plan_temp(p, &m->slots.dout, m->type, p->rows, heads * c->v_head_dim);
+    if (m->dense)
+        plan_temp(p, &m->slots.dout, m->type, p->rows, heads * c->v_head_dim);
+    else /* absorbed, it is dead before dq begins */
+        m->slots.dout = m->slots.dq;
     attention_plan(m, s, p);
     plan_release(p, inner); /* the attention is done when these begin */
     plan_temp_bytes(p, &m->slots.workspace, norms);

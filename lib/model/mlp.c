@@ -6,7 +6,6 @@ void mlp_plan(struct mlp *m, struct plan *p)
     plan_save(p, &m->slots.gate_up, m->type, p->rows, 2 * m->width); /* backward redoes silu */
     uint64_t mark = plan_mark(p);
     plan_temp(p, &m->slots.act, m->type, p->rows, m->width);
-    plan_temp(p, &m->slots.dgate_up, m->type, p->rows, 2 * m->width);
     plan_release(p, mark);
 }
 
@@ -23,7 +22,7 @@ void mlp_forward(const struct mlp *m, const struct pass *f, const void *x, void 
 void mlp_backward(const struct mlp *m, const struct pass *b, const void *x, const void *dy, void *dx, int add)
 {
     struct swiglu g = {.rows = b->rows, .width = m->width, .type = m->type};
-    void *gate_up = at(b, m->slots.gate_up), *dgate_up = at(b, m->slots.dgate_up);
+    void *gate_up = at(b, m->slots.gate_up), *dgate_up = gate_up; /* its last use */
     void *act = at(b, m->slots.act), *dact = act; /* act takes the place of its gradient */
 
     linear_backward_rows(b, m->w->down, dy, dact, 0);

@@ -43,7 +43,6 @@ void moe_plan(struct moe *m, struct stream *s, struct plan *p)
     plan_temp_bytes(p, &m->slots.workspace, s->ops->dispatch_sort_bytes(s, &d));
     plan_temp(p, &m->slots.wide, m->type, all, hidden);
     plan_temp(p, &m->slots.act, m->type, all, width);
-    plan_temp(p, &m->slots.dgate_up, m->type, all, 2 * width);
     plan_temp(p, &m->slots.dweight, GLM52_DTYPE_F32, p->rows, c->num_experts_per_tok);
     plan_temp(p, &m->slots.dlogits, GLM52_DTYPE_F32, p->rows, c->n_routed_experts);
     plan_release(p, mark);
@@ -78,6 +77,7 @@ static void choose_experts(const struct moe *m, const struct pass *f, int layer,
 
     label(f, "moe.router");
     f->ops->gemm(f->stream, &g, x, w->value, logits);
+    r.given = given(f, "router_idx", layer, r.k, chosen);
     f->ops->route_forward(f->stream, &r, logits, (const float *)m->w->bias->value, chosen, weight);
     int64_t capacity = capacity_of(m, f->rows);
     if (capacity)
@@ -119,13 +119,13 @@ static void experts_backward(const struct moe *m, const struct pass *b, const vo
     struct grouped_gemm up = grouped(m, b->rows, 2 * width, hidden), down = grouped(m, b->rows, hidden, width);
     struct swiglu g = {.rows = up.rows, .width = width, .type = m->type};
     const int32_t *offsets = at(b, m->slots.offsets), *place = at(b, m->slots.place);
-    void *wide = at(b, m->slots.wide), *dgate_up = at(b, m->slots.dgate_up);
+    void *wide = at(b, m->slots.wide), *gate_up = at(b, m->slots.gate_up), *dgate_up = gate_up; /* its last use */
     void *act = at(b, m->slots.act), *dact = act; /* act takes the place of its gradient */
 
     label(b, "moe.experts");
     b->ops->dispatch_spread(b->stream, &d, place, dy, wide);
     b->ops->grouped_gemm_backward_rows(b->stream, &down, offsets, wide, m->w->expert0.down->value, dact);
-    b->ops->swiglu_backward(b->stream, &g, at(b, m->slots.gate_up), at(b, m->slots.weight), at(b, m->slots.source), dact,
+    b->ops->swiglu_backward(b->stream, &g, gate_up, at(b, m->slots.weight), at(b, m->slots.source), dact,
                             dgate_up, at(b, m->slots.dweight), act);
     if (m->w->expert0.down->gradient)
         b->ops->grouped_gemm_backward_weight(b->stream, &down, offsets, wide, act, m->w->expert0.down->gradient);

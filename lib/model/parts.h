@@ -80,7 +80,7 @@ struct mlp {
     int64_t width;
     glm52_dtype type;
     struct {
-        struct slot gate_up, act, dgate_up;
+        struct slot gate_up, act;
     } slots;
 };
 
@@ -102,7 +102,7 @@ struct moe {
     struct mlp shared;
     struct {
         struct slot logits, chosen, weight, offsets, source, place, gate_up; /* kept */
-        struct slot wide, act, dgate_up, dweight, dlogits, workspace; /* temporary; wide: [rows*k,hidden], one use at a time */
+        struct slot wide, act, dweight, dlogits, workspace; /* temporary; wide: [rows*k,hidden], one use at a time */
     } slots;
 };
 

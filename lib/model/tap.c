@@ -19,6 +19,15 @@ int tapped(const struct pass *f, const char *name, int layer)
     return f->tap->wants(f->tap->user, full, layer);
 }
 
+int given(const struct pass *f, const char *name, int layer, int64_t columns, int32_t *values)
+{
+    char full[48];
+
+    if (!f->tap || !f->tap->give) return 0;
+    layer = name_of(f, name, layer, full);
+    return f->tap->give(f->tap->user, full, layer, f->rows, columns, values);
+}
+
 void tap(const struct pass *f, const char *name, int layer, glm52_dtype type, int64_t columns, const void *values)
 {
     char full[48];

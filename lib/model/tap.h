@@ -11,6 +11,9 @@ struct tap {
     /* Device memory, valid during the call. */
     void (*take)(void *user, const char *name, int layer, glm52_dtype type, int64_t rows, int64_t columns,
                  const void *values);
+    /* NULL: nothing is given. Puts selections ("topk") or expert choices ("router_idx") of its own into device memory before
+     * they are used, and returns 1: those of the pass are not made, or count no more. */
+    int (*give)(void *user, const char *name, int layer, int64_t rows, int64_t columns, int32_t *values);
     float *scores; /* device memory [rows, max(rows, vocabulary)] for index_scores and logits, if wanted */
 };
 

@@ -127,6 +127,7 @@ struct route {
     int64_t rows;
     int32_t experts, k, normalize;
     int32_t forced;     /* row t takes experts (t k + j) mod experts whatever the logits say; for benchmarks */
+    int32_t given;      /* chosen stands: forward makes the weights alone */
     float scale;
 };
 

@@ -126,6 +126,30 @@ CASE(route, "experts in turn where that is wanted, with the weights of their log
     check_close(weight, want, tolerance(GLM52_DTYPE_F32, 4));
 }
 
+/* Experts k apart, from another place in each row. */
+static void check_given(int32_t experts, int32_t k, int32_t forced)
+{
+    struct problem p = problem((struct route){.rows = 9, .experts = experts, .k = k, .normalize = 1, .scale = 2, .forced = forced,
+                                              .given = 1});
+    struct array *weight = array_output(GLM52_DTYPE_F32, 9 * k);
+    double *chosen = doubles(9 * k), *want = doubles(9 * k);
+
+    for (int64_t t = 0; t < 9; t++)
+        for (int64_t j = 0; j < k; j++) chosen[t * k + j] = (double)(t % (experts / k) + j * (experts / k));
+    p.chosen = array_from(GLM52_DTYPE_I32, 9 * k, chosen);
+    plain_weights(&p, chosen, want);
+    ops->route_forward(device, &p.shape, p.logits->at, p.bias->at, p.chosen->at, weight->at);
+    check_exact(p.chosen, chosen);
+    check_close(weight, want, tolerance(GLM52_DTYPE_F32, k));
+}
+
+CASE(route, "a choice that is given")
+{
+    check_given(17, 5, 0);
+    check_given(256, 8, 1);
+    check_given(1030, 40, 0);
+}
+
 CASE(route, "all experts, one expert, no rows")
 {
     check(problem((struct route){.rows = 13, .experts = 7, .k = 7, .normalize = 1, .scale = 2.5f}));

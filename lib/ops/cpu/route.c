@@ -49,9 +49,9 @@ void cpu_route_forward(struct stream *s, const struct route *r, const float *log
         int32_t *expert = chosen + t * r->k;
         float *w = weight + t * r->k, sum = 0;
 
-        if (r->forced)
+        if (r->forced && !r->given)
             for (int32_t j = 0; j < r->k; j++) expert[j] = (int32_t)((t * r->k + j) % r->experts);
-        else
+        else if (!r->given)
             route_choose(r->experts, r->k, logit, bias, expert, w);
         sort_ascending(expert, r->k);
         for (int32_t j = 0; j < r->k; j++)
