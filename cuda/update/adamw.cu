@@ -26,10 +26,10 @@ template <class W, class Copy, class G, class M, int V>
 __global__ __launch_bounds__(THREADS) void adamw_kernel(const struct adamw a, const float *rates, const float *coefficient,
                                                         const G *gradient, M *m, M *v, W *w, Copy *copy)
 {
-    float g[ROUNDS][V], mean[ROUNDS][V], square[ROUNDS][V], x[ROUNDS][V];
+    float g[ROUNDS<V>][V], mean[ROUNDS<V>][V], square[ROUNDS<V>][V], x[ROUNDS<V>][V];
 
 #pragma unroll
-    for (int round = 0; round < ROUNDS; round++) {
+    for (int round = 0; round < ROUNDS<V>; round++) {
         const int64_t i = run_at<V>(round);
 
         if (i >= a.count) continue;
@@ -44,7 +44,7 @@ __global__ __launch_bounds__(THREADS) void adamw_kernel(const struct adamw a, co
 
     if (factor < 0) return;
 #pragma unroll
-    for (int round = 0; round < ROUNDS; round++) {
+    for (int round = 0; round < ROUNDS<V>; round++) {
         const int64_t i = run_at<V>(round);
 
         if (i >= a.count) continue;
@@ -80,7 +80,7 @@ void launch(cuda_device *d, const adamw_call &c)
                       aligned16(c.copy);
     auto kernel = wide ? adamw_kernel<W, Copy, G, M, V> : adamw_kernel<W, Copy, G, M, 1>;
 
-    kernel<<<blocks(count, wide ? V : 1), THREADS, 0, d->stream>>>(*c.shape, c.rates, c.coefficient, (const G *)c.gradient,
+    kernel<<<wide ? blocks<V>(count) : blocks<1>(count), THREADS, 0, d->stream>>>(*c.shape, c.rates, c.coefficient, (const G *)c.gradient,
                                                                    (M *)c.m, (M *)c.v, (W *)c.weight, (Copy *)c.copy);
 }
 

@@ -14,10 +14,10 @@ constexpr int64_t SUM_BLOCK = 1 << 15; /* elements that one block sums */
 template <class From, class To, int V, bool KEEPS, class F>
 __global__ __launch_bounds__(THREADS) void combine_kernel(int64_t count, const From *x, To *y, F f)
 {
-    float a[ROUNDS][V], b[ROUNDS][V];
+    float a[ROUNDS<V>][V], b[ROUNDS<V>][V];
 
 #pragma unroll
-    for (int round = 0; round < ROUNDS; round++) {
+    for (int round = 0; round < ROUNDS<V>; round++) {
         const int64_t i = run_at<V>(round);
 
         if (i >= count) continue;
@@ -25,7 +25,7 @@ __global__ __launch_bounds__(THREADS) void combine_kernel(int64_t count, const F
         if (KEEPS) load(y + i, b[round]);
     }
 #pragma unroll
-    for (int round = 0; round < ROUNDS; round++) {
+    for (int round = 0; round < ROUNDS<V>; round++) {
         const int64_t i = run_at<V>(round);
 
         if (i >= count) continue;
@@ -52,7 +52,7 @@ void combine(cuda_device *d, int64_t count, const From *x, To *y, F f)
     const bool wide = count % V == 0 && aligned16(x) && aligned16(y);
     auto kernel = wide ? combine_kernel<From, To, V, KEEPS, F> : combine_kernel<From, To, 1, KEEPS, F>;
 
-    kernel<<<blocks(count, wide ? V : 1), THREADS, 0, d->stream>>>(count, x, y, f);
+    kernel<<<wide ? blocks<V>(count) : blocks<1>(count), THREADS, 0, d->stream>>>(count, x, y, f);
 }
 
 __global__ void add_doubles_kernel(int64_t count, const double *x, double *y)
@@ -133,6 +133,7 @@ template <class T, factor BY, bool WIDE_ACCESS>
 __global__ __launch_bounds__(SUM_THREADS) void partial_kernel(int64_t count, const T *x, const T *w, double *partial)
 {
     constexpr int V = RUN<T>, AHEAD = BY == WEIGHT ? 2 : 4;
+    constexpr bool NARROW = BY == ITSELF && sizeof(T) == 2;
     const int64_t first = blockIdx.x * SUM_BLOCK, end = min(first + SUM_BLOCK, count);
     double sum[V] = {};
 
@@ -147,8 +148,11 @@ __global__ __launch_bounds__(SUM_THREADS) void partial_kernel(int64_t count, con
 #pragma unroll
         for (int k = 0; k < AHEAD; k++)
 #pragma unroll
-            for (int j = 0; j < V; j++)
-                sum[j] += (double)a[k][j] * (BY == ONE ? 1.0 : (double)(BY == WEIGHT ? b[k][j] : a[k][j]));
+            for (int j = 0; j < V; j += NARROW ? 2 : 1)
+                if (NARROW) /* squares of bf16 are exact in fp32; one rounding of their sum saves half of the conversions */
+                    sum[j] += (double)fmaf(a[k][j + 1], a[k][j + 1], a[k][j] * a[k][j]);
+                else
+                    sum[j] += (double)a[k][j] * (BY == ONE ? 1.0 : (double)(BY == WEIGHT ? b[k][j] : a[k][j]));
     }
 #pragma unroll
     for (int j = 1; j < V; j++) sum[0] += sum[j];

@@ -1,25 +1,27 @@
 /* Passes over arrays of any mixture of types, at the speed of memory: a thread takes a few neighbours, 16 bytes of the widest
- * type, so that every access of a warp is one run of bytes; then as many again a block further on, all loads before the first
- * store. */
+ * type, so that every access of a warp is one run of bytes; short runs twice, a block apart, all loads before the first store. */
 #pragma once
 
 #include "device/element.cuh"
 
 namespace neighbours {
 
-constexpr int THREADS = 256, ROUNDS = 2;
+constexpr int THREADS = 256;
+template <int V>
+constexpr int ROUNDS = V < 8 ? 2 : 1; /* more takes registers that more threads use better */
 
 /* Blocks for `count` elements in runs of V. */
-static inline unsigned blocks(int64_t count, int v)
+template <int V>
+static inline unsigned blocks(int64_t count)
 {
-    return (unsigned)divided(count, (int64_t)THREADS * ROUNDS * v);
+    return (unsigned)divided(count, THREADS * ROUNDS<V> * V);
 }
 
 /* The first element of a thread's run in a round; not below the count: none. */
 template <int V>
 __device__ __forceinline__ int64_t run_at(int round)
 {
-    return ((blockIdx.x * (int64_t)ROUNDS + round) * THREADS + threadIdx.x) * V;
+    return ((blockIdx.x * (int64_t)ROUNDS<V> + round) * THREADS + threadIdx.x) * V;
 }
 
 /* Elements in 16 bytes of the widest of the types. */

@@ -191,3 +191,51 @@ BENCH(adamw, "8M in fp32")
         ops->adamw(device, &c.shape, c.rates->at, c.coefficient->at, c.gradient->at, c.m->at, c.v->at, NULL, c.w->at);
     bench_rate(0, 28.0 * (1 << 23));
 }
+
+/* ---- at full width: the weights of one projection of 32 experts ---- */
+
+enum { MANY = 32 * 2048 * 6144 };
+
+/* The moments begin with zeros: the rounds that warm up fill them. */
+static void bench_full(int64_t count, struct types types)
+{
+    struct adamw shape = {count, 0.9f, 0.95f, 1e-8f, 0.1f, types.parameter, types.gradient, types.moments};
+    struct array *rates = array_from(F32, RATES, (double[RATES]){1e-4, 0.1, 0.05}), *coefficient = array_zero(F32, 1);
+    struct array *gradient = array_random(types.gradient, count), *parameter = array_random(types.parameter, count);
+    struct array *master = types.has_master ? array_random(F32, count) : NULL;
+    struct array *m = array_random(types.moments, count), *v = array_random(types.moments, count);
+
+    coefficient->value[0] = 0.75;
+    array_push(coefficient);
+    ops->zero(device, m->at, (size_t)count * dtype_size(m->type));
+    ops->zero(device, v->at, (size_t)count * dtype_size(v->type));
+    BENCH_LOOP
+        ops->adamw(device, &shape, rates->at, coefficient->at, gradient->at, m->at, v->at, master ? master->at : NULL,
+                   parameter->at);
+    bench_counted();
+}
+
+BENCH_FULL(adamw, "403M in bf16, no master", "torch fused 2.5 TB/s (whole model)")
+{
+    bench_full(MANY, (struct types){BF16, BF16, BF16, 0});
+}
+
+BENCH_FULL(adamw, "403M in bf16, the rest fp32", "")
+{
+    bench_full(MANY, WITH_MASTER);
+}
+
+BENCH_FULL(adamw, "403M in bf16, moments too, fp32 master", "")
+{
+    bench_full(MANY, (struct types){BF16, F32, BF16, 1});
+}
+
+BENCH_FULL(adamw, "12.6M in bf16, no master", "")
+{
+    bench_full(2048 * 6144, (struct types){BF16, BF16, BF16, 0});
+}
+
+BENCH_FULL(adamw, "6144 in bf16, the rest fp32", "")
+{
+    bench_full(6144, WITH_MASTER);
+}
