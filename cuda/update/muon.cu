@@ -1,14 +1,14 @@
 /* Muon (training.md 4.1): momentum, orthogonalisation by Newton-Schulz, decoupled decay. Blocks of more rows than columns are
- * not transposed: their products are taken from the other side. A skipped update still multiplies, and changes nothing. */
+ * not transposed: their products are taken from the other side. A skipped update still multiplies, and changes nothing. This
+ * file has the plain way, which is fp32 throughout and takes any shape; muon_half.cu has the fast one. */
 #include "dense/matmul.cuh"
-#include "device/element.cuh"
+#include "update/muon.cuh"
 
 namespace {
 
 constexpr int THREADS = 256;
 constexpr size_t BATCH_BYTES = (size_t)512 << 20; /* of workspace, for as many blocks as fit */
 constexpr int64_t SLAB = 1 << 14;                 /* elements of a block that are summed together */
-constexpr float NORM_FLOOR = 1e-7f;               /* as published code has it */
 
 /* The blocks that are worked on together, and their arrays: x and y [blocks,rows,columns], gram and polynomial
  * [blocks,side,side], sums of squares [blocks,slabs]. */
@@ -38,21 +38,7 @@ size_t layout(const struct muon *m, void *base, batch *b)
     return used;
 }
 
-size_t muon_bytes(struct stream *, const struct muon *m)
-{
-    batch b;
-
-    return layout(m, nullptr, &b);
-}
-
 /* ---- passes over the elements ---- */
-
-struct arrays {
-    const float *rates, *coefficient;
-    const void *gradient;
-    void *momentum, *weight; /* weight: the master, or the parameter where there is none */
-    void *rounded;           /* the parameter where there is a master */
-};
 
 __device__ int64_t row_at(const struct muon &m, int64_t block, int64_t row)
 {
@@ -61,23 +47,23 @@ __device__ int64_t row_at(const struct muon &m, int64_t block, int64_t row)
 
 /* Moves the momentum of a slab of rows (blockIdx.x) of a block (blockIdx.y), writes the update and its sum of squares. */
 template <class G, class M>
-__global__ __launch_bounds__(THREADS) void start_kernel(const struct muon m, const batch w, const arrays a, int64_t first)
+__global__ __launch_bounds__(THREADS) void start_kernel(const struct muon m, const batch w, const muon_arrays a, int64_t first)
 {
     const int64_t block = blockIdx.y, row = blockIdx.x * w.slab_rows, count = min(w.slab_rows, m.rows - row) * m.columns;
-    const float beta = m.momentum, share = m.classic ? 1.0f : 1.0f - beta, factor = *a.coefficient;
-    const float of_gradient = m.nesterov ? 1.0f : 0.0f, of_momentum = m.nesterov ? beta : 1.0f;
+    const muon_momentum of(m, *a.coefficient);
     const G *gradient = (const G *)a.gradient;
     M *momentum = (M *)a.momentum;
     float *x = w.x + (block * m.rows + row) * m.columns;
     double sum = 0;
 
-    if (factor < 0) return;
+    if (of.factor < 0) return;
     for (int64_t i = threadIdx.x; i < count; i += THREADS) {
         const int64_t at = row_at(m, first + block, row + i / m.columns) + i % m.columns;
-        const float g = share * (get(gradient[at]) * factor), moved = beta * get(momentum[at]) + g;
-        const float update = of_gradient * g + of_momentum * moved;
+        const float g = get(gradient[at]);
+        const M moved = to<M>(of.moved(g, get(momentum[at])));
+        const float update = of.update(g, get(moved));
 
-        momentum[at] = to<M>(moved);
+        momentum[at] = moved;
         x[i] = update;
         sum += (double)update * (double)update;
     }
@@ -91,13 +77,13 @@ __global__ __launch_bounds__(THREADS) void normalise_kernel(const struct muon m,
     double sum = 0;
 
     for (int64_t i = threadIdx.x; i < w.slabs; i += THREADS) sum += w.squares[block * w.slabs + i];
-    const float norm = fmaxf((float)sqrt(block_sum<THREADS>(sum)), NORM_FLOOR);
+    const float norm = fmaxf((float)sqrt(block_sum<THREADS>(sum)), MUON_NORM_FLOOR);
     for (int64_t i = blockIdx.x * (int64_t)THREADS + threadIdx.x; i < area; i += (int64_t)gridDim.x * THREADS)
         w.x[block * area + i] /= norm;
 }
 
 template <class W, class Copy>
-__global__ __launch_bounds__(THREADS) void apply_kernel(const struct muon m, const float *x, const arrays a, int64_t first)
+__global__ __launch_bounds__(THREADS) void apply_kernel(const struct muon m, const float *x, const muon_arrays a, int64_t first)
 {
     const int64_t block = blockIdx.y, area = m.rows * m.columns;
     const float lr = a.rates[RATE_LR], keep = 1.0f - lr * m.decay, reach = lr * m.scale;
@@ -153,15 +139,27 @@ void iterate(cuda_device *d, const struct muon *m, const batch &w, int64_t block
 
 /* ---- the operation ---- */
 
+size_t muon_bytes(struct stream *, const struct muon *m)
+{
+    batch b;
+    const size_t plain = layout(m, nullptr, &b);
+
+    return muon_takes_half(m) ? std::max(plain, muon_half_bytes(m)) : plain;
+}
+
 void run_muon(struct stream *s, const struct muon *m, const float *rates, const float *coefficient, const void *gradient,
               void *momentum, float *master, void *parameter, void *workspace)
 {
     cuda_device *d = device_of(s);
-    const arrays a = {rates, coefficient, gradient, momentum, master ? master : parameter,
+    const muon_arrays a = {rates, coefficient, gradient, momentum, master ? master : parameter,
                       master ? parameter : nullptr};
     batch w;
 
     count_muon(s, m, master != nullptr);
+    if (muon_takes_half(m) && muon_half(d, m, a, master != nullptr, workspace)) {
+        launched(d, "muon");
+        return;
+    }
     layout(m, workspace, &w);
     for (int64_t first = 0; w.blocks > 0 && first < m->batch; first += w.blocks) {
         const int64_t blocks = std::min(w.blocks, m->batch - first);

@@ -393,7 +393,8 @@ struct ops {
     void (*add)(struct stream *s, int64_t count, glm52_dtype type, const void *x, void *y); /* y += x */
     void (*multiply)(struct stream *s, int64_t count, const float *x, float *y); /* y *= x */
     void (*convert)(struct stream *s, int64_t count, glm52_dtype from, const void *x, glm52_dtype to, void *y);
-    /* *out += sum x[i] * w[i] (w NULL: 1), respectively sum x[i]^2, x of either type, in fp64 in a fixed order. */
+    /* *out += sum x[i] * w[i] (w NULL: 1), respectively sum x[i]^2, x of either type, in fp64 in a fixed order; two squares of
+     * BF16, exact in fp32, may be added there. */
     size_t (*sum_bytes)(struct stream *s, int64_t count);
     void (*sum)(struct stream *s, int64_t count, const float *x, const float *w, double *out, void *workspace);
     void (*sum_squares)(struct stream *s, int64_t count, glm52_dtype type, const void *x, double *out, void *workspace);
@@ -414,9 +415,9 @@ struct ops {
     void (*adamw)(struct stream *s, const struct adamw *a, const float *rates, const float *coefficient,
                   const void *gradient, void *m, void *v, float *master, void *parameter);
     /* X = U / max(|U|_F, 1e-7), transposed if rows > columns; per iteration A = X X^T, X = a X + (b A + c A A) X;
-     * W = W (1 - lr decay) - lr scale X, W and roundings as for adamw. fp32 throughout where the parameter is F32; where it
-     * is BF16, products may be taken of operands in half precision, within the bounds of semantics.md. A block whose U is
-     * 0 only decays. */
+     * W = W (1 - lr decay) - lr scale X, W and roundings as for adamw, but U is made of the momentum as it is kept. fp32
+     * throughout where the parameter is F32; where it is BF16, products may be taken of operands in half precision, within
+     * the bounds of semantics.md. A block whose U is 0 only decays. */
     size_t (*muon_bytes)(struct stream *s, const struct muon *m);
     void (*muon)(struct stream *s, const struct muon *m, const float *rates, const float *coefficient,
                  const void *gradient, void *momentum, float *master, void *parameter, void *workspace);

@@ -148,22 +148,28 @@ static int64_t row_at(const struct muon *m, int64_t block, int64_t row)
     return block * m->stride + row / m->group_rows * m->group_stride + row % m->group_rows * m->columns;
 }
 
-/* Moves the momentum of some neighbours and writes their update. */
+/* Moves the momentum of some neighbours. */
+static void move_some(const struct muon *m, float coefficient, int64_t count, const float *restrict gradient,
+                      float *restrict momentum)
+{
+    float beta = m->momentum, share = m->classic ? 1.0f : 1.0f - beta;
+
+    for (int64_t j = 0; j < count; j++) momentum[j] = beta * momentum[j] + share * (gradient[j] * coefficient);
+}
+
+/* Writes their update. */
 static void update_some(const struct muon *m, float coefficient, int64_t count, const float *restrict gradient,
-                        float *restrict momentum, float *restrict update)
+                        const float *restrict momentum, float *restrict update)
 {
     float beta = m->momentum, share = m->classic ? 1.0f : 1.0f - beta;
     float of_gradient = m->nesterov ? 1.0f : 0.0f, of_momentum = m->nesterov ? beta : 1.0f;
 
-    for (int64_t j = 0; j < count; j++) {
-        float g = share * (gradient[j] * coefficient);
-
-        momentum[j] = beta * momentum[j] + g;
-        update[j] = of_gradient * g + of_momentum * momentum[j];
-    }
+    for (int64_t j = 0; j < count; j++)
+        update[j] = of_gradient * (share * (gradient[j] * coefficient)) + of_momentum * momentum[j];
 }
 
-/* The same for the row at element `at`; the sum of the squares of its update. */
+/* Moves the momentum of the row at element `at` and writes its update, which is made of the momentum as it is kept; the sum
+ * of the update's squares. */
 static double update_row(const struct muon *m, const struct arrays *a, int64_t at, float *update)
 {
     double sum = 0;
@@ -176,8 +182,12 @@ static double update_row(const struct muon *m, const struct arrays *a, int64_t a
         float *momentum = narrow ? buffer[1] : (float *)a->momentum + at + j;
 
         if (narrow) read_floats(m->moments, a->momentum, at + j, count, momentum);
+        move_some(m, a->coefficient, count, gradient, momentum);
+        if (narrow) {
+            write_floats(m->moments, a->momentum, at + j, count, momentum);
+            read_floats(m->moments, a->momentum, at + j, count, momentum);
+        }
         update_some(m, a->coefficient, count, gradient, momentum, update + j);
-        if (narrow) write_floats(m->moments, a->momentum, at + j, count, momentum);
         sum += (double)dot(update + j, update + j, count);
     }
     return sum;

@@ -1,0 +1,336 @@
+/* A pair of blocks (a cluster) computes tiles of 256 x 256, each block 128 x 256 of them: 256 columns of b, which both need and
+ * each loads half of for both, and its own 128 rows of a. In each block one thread feeds a ring of stages through the copy
+ * engine and two warpgroups multiply. Of a symmetric result, tiles on and below the diagonal are computed, and those below it
+ * are written twice. */
+#include "update/products.cuh"
+
+#include "update/follow.cuh"
+#include "update/half.cuh"
+
+using namespace hopper;
+
+namespace {
+
+constexpr int STAGES = 4, GROUPS = 2, THREADS = (GROUPS + 1) * 128;
+constexpr int TILE = PAIR, HALF_TILE = OWN, BLOCK = 64; /* BLOCK: columns of a swizzled block, and DEPTH of a stage */
+constexpr uint32_t BLOCK_BYTES = BLOCK * 128, A_BYTES = OWN * DEPTH * 2, B_BYTES = TILE * DEPTH * 2;
+constexpr uint32_t STAGE_BYTES = A_BYTES + B_BYTES, STAGING_BYTES = 2 * BLOCK_BYTES; /* per warpgroup */
+
+struct signals {
+    uint64_t full[STAGES], empty[STAGES];
+};
+
+constexpr uint32_t SHARED_BYTES = STAGES * STAGE_BYTES + GROUPS * STAGING_BYTES + (uint32_t)sizeof(signals) + 1024;
+
+struct maps {
+    CUtensorMap a, b, c;
+};
+
+struct shape {
+    int32_t m, n, k, down, tiles; /* tiles: of one matrix; down: tiles along m */
+    int32_t all;                  /* tiles of all matrices */
+    float alpha, beta, gamma;
+    const __half *d;
+};
+
+struct tile {
+    int row, column, matrix; /* of its first element; row: of the pair */
+};
+
+template <bool SYMMETRIC>
+__device__ __forceinline__ tile tile_of(const shape &s, int number)
+{
+    const int matrix = number / s.tiles, at = number % s.tiles;
+    int i = at % s.down, j = at / s.down;
+
+    if (SYMMETRIC) { /* rows of the triangle */
+        i = (int)((sqrtf(8.0f * at + 1) - 1) / 2);
+        i += (i + 1) * (i + 2) / 2 <= at;
+        i -= i * (i + 1) / 2 > at;
+        j = at - i * (i + 1) / 2;
+    }
+    return {i * TILE, j * TILE, matrix};
+}
+
+/* addresses in shared memory */
+struct frame {
+    uint32_t stages, staging, signal;
+
+    __device__ uint32_t a(int slot) const { return stages + slot * STAGE_BYTES; }
+    __device__ uint32_t b(int slot) const { return stages + slot * STAGE_BYTES + A_BYTES; }
+    __device__ uint32_t full(int i) const { return signal + i * 8; }
+    __device__ uint32_t empty(int i) const { return signal + (STAGES + i) * 8; }
+};
+
+struct place {
+    int slot = 0;
+    uint32_t parity = 0;
+
+    __device__ void advance()
+    {
+        if (++slot == STAGES) {
+            slot = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+/* All threads of both blocks. */
+__device__ __forceinline__ frame open_frame(void *shared)
+{
+    frame f;
+
+    f.stages = (shared_address(shared) + 1023) & ~1023u;
+    f.staging = f.stages + STAGES * STAGE_BYTES;
+    f.signal = f.staging + GROUPS * STAGING_BYTES;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(f.full(i), 1);
+            barrier_init(f.empty(i), 2 * GROUPS);
+        }
+        fence_barrier_init();
+    }
+    __syncwarp();
+    cluster_barrier();
+    return f;
+}
+
+/* ---- loads ---- */
+
+/* to the same place in both blocks of the pair, counted at the same barrier in each */
+__device__ __forceinline__ void load_box_pair(uint32_t to, const CUtensorMap *map, int c0, int c1, int c2, uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".multicast::cluster [%0], [%1, {%2,%3,%4}], [%5], %6;" ::"r"(to),
+                 "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(barrier), "h"((uint16_t)3)
+                 : "memory");
+}
+
+/* 128 rows (columns, where they are stored across) from `at` on, `depth` on, of an operand: for this block, or for both. */
+template <bool ACROSS, bool BOTH>
+__device__ __forceinline__ void load_half(uint32_t to, const CUtensorMap *map, int at, int depth, int matrix, uint32_t full)
+{
+#pragma unroll
+    for (int i = 0; i < (ACROSS ? 2 : 1); i++) {
+        const int c0 = ACROSS ? at + i * BLOCK : depth, c1 = ACROSS ? depth : at;
+
+        if (BOTH)
+            load_box_pair(to + i * BLOCK_BYTES, map, c0, c1, matrix, full);
+        else
+            load_box(to + i * BLOCK_BYTES, map, c0, c1, matrix, full);
+    }
+}
+
+template <int TA, int TB, bool SYMMETRIC>
+__device__ __forceinline__ void load_tiles(const frame &f, const maps &m, const shape &s)
+{
+    const int rank = cluster_rank(), stages = (s.k + DEPTH - 1) / DEPTH;
+    place at;
+
+    for (int number = blockIdx.x / 2; number < s.all; number += gridDim.x / 2) {
+        const tile t = tile_of<SYMMETRIC>(s, number);
+
+        for (int i = 0; i < stages; i++) {
+            const uint32_t full = f.full(at.slot);
+
+            barrier_wait(f.empty(at.slot), at.parity ^ 1);
+            barrier_expect(full, STAGE_BYTES);
+            load_half<TA, false>(f.a(at.slot), &m.a, t.row + rank * OWN, i * DEPTH, t.matrix, full);
+            load_half<TB, true>(f.b(at.slot) + rank * (B_BYTES / 2), &m.b, t.column + rank * (TILE / 2), i * DEPTH, t.matrix,
+                                full);
+            at.advance();
+        }
+    }
+}
+
+/* ---- products ---- */
+
+/* d[64, 256] += A[64, 16] B[16, 256] */
+template <int TA, int TB>
+__device__ __forceinline__ void multiply_step(float (&d)[128], uint32_t a, uint32_t b)
+{
+    asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {" L256 "}, %128, %129, 1, 1, 1, %130, %131;\n"
+                 : F256
+                 : "l"(whole_descriptor(a)), "l"(whole_descriptor(b)), "n"(TA), "n"(TB));
+}
+
+/* Both blocks' loads into the slot may go on once the four warpgroups are through with it. */
+__device__ __forceinline__ void release(const frame &f, int slot)
+{
+    const uint32_t thread = threadIdx.x % 128;
+
+    if (thread < 2) barrier_arrive_cluster(cluster_address(f.empty(slot), thread));
+}
+
+template <int TA, int TB>
+__device__ __forceinline__ void multiply(const frame &f, place &at, int group, int stages, float (&d)[128])
+{
+    const uint32_t a0 = descriptor(f.a(0) + group * BLOCK_BYTES, BLOCK_BYTES), b0 = descriptor(f.b(0), BLOCK_BYTES);
+    int before = -1;
+
+#pragma unroll
+    for (int i = 0; i < 128; i++) d[i] = 0;
+    for (int i = 0; i < stages; i++) {
+        const uint32_t next = at.slot * (STAGE_BYTES / 16);
+
+        barrier_wait(f.full(at.slot), at.parity);
+        mma_begin();
+#pragma unroll
+        for (int j = 0; j < DEPTH / STEP; j++)
+            multiply_step<TA, TB>(d, a0 + next + j * (TA ? 128 : 2), b0 + next + j * (TB ? 128 : 2));
+        mma_commit();
+        if (before >= 0) {
+            mma_wait<1>();
+            release(f, before);
+        }
+        before = at.slot;
+        at.advance();
+    }
+    mma_wait<0>();
+    settle(d);
+    release(f, before);
+}
+
+/* ---- results ---- */
+
+/* alpha d + beta D + gamma I for 64 columns of a warpgroup, whose first element is at (row, column). */
+__device__ __forceinline__ void add_terms(const shape &s, float *d, int row, int column, int matrix)
+{
+    const int lane = threadIdx.x % 32;
+    const __half *from = s.d + (int64_t)matrix * s.m * s.n;
+
+    row += threadIdx.x / 32 % 4 * 16 + lane / 4;
+    column += lane % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < 32; i++) d[i] *= s.alpha;
+    if (s.beta != 0) {
+        __half2 terms[16];
+
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            const int r = row + i % 2 * 8, c = column + i / 2 * 8;
+
+            terms[i] = r < s.m && c < s.n ? *(const __half2 *)(from + (int64_t)r * s.n + c) : __half2();
+        }
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            d[2 * i] += s.beta * __low2float(terms[i]);
+            d[2 * i + 1] += s.beta * __high2float(terms[i]);
+        }
+    }
+    if (s.gamma == 0) return;
+#pragma unroll
+    for (int i = 0; i < 32; i++)
+        if (row + i / 2 % 2 * 8 == column + i / 4 * 8 + i % 2) d[i] += s.gamma;
+}
+
+/* A block through shared memory to (row, column) of the result. Two blocks of shared memory take turns. */
+template <bool TRANSPOSED>
+__device__ __forceinline__ void write_block(const float *d, uint32_t block, int group, const CUtensorMap *c, int row, int column,
+                                            int matrix)
+{
+    const bool first = threadIdx.x % 128 == 0;
+
+    if (first) boxes_read<1>(); /* the block's last contents have left */
+    named_barrier(1 + group, 128);
+    stage_halves<TRANSPOSED>(d, block);
+    fence_async();
+    named_barrier(1 + group, 128);
+    if (first) {
+        store_box(c, column, row, matrix, block);
+        boxes_commit();
+    }
+}
+
+template <bool SYMMETRIC>
+__device__ __forceinline__ void write_tile(float (&d)[128], uint32_t staging, int group, const CUtensorMap *c, const shape &s,
+                                           const tile &t)
+{
+    const int row = t.row + cluster_rank() * OWN + group * BLOCK;
+
+#pragma unroll
+    for (int i = 0; i < TILE / BLOCK; i++) {
+        const int column = t.column + i * BLOCK;
+        float *v = d + i * 32;
+
+        if (SYMMETRIC) add_terms(s, v, row, column, t.matrix);
+        if (!SYMMETRIC || t.row == t.column) { /* tiles on the diagonal are whole */
+            write_block<false>(v, staging + i % 2 * BLOCK_BYTES, group, c, row, column, t.matrix);
+        } else {
+            write_block<false>(v, staging, group, c, row, column, t.matrix);
+            write_block<true>(v, staging + BLOCK_BYTES, group, c, column, row, t.matrix);
+        }
+    }
+}
+
+/* W: of the weights that are moved; __half: c is stored. */
+template <int TA, int TB, bool SYMMETRIC, class W>
+__global__ __cluster_dims__(2) __launch_bounds__(THREADS, 1) void products_kernel(const __grid_constant__ maps m, const shape s,
+                                                                                  const half_update u)
+{
+    extern __shared__ uint8_t shared[];
+    const frame f = open_frame(shared);
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+
+    follow();
+    if (warp < 4) {
+        registers_fewer<24>();
+        if (warp == 0 && elected()) load_tiles<TA, TB, SYMMETRIC>(f, m, s);
+    } else {
+        const int group = warp / 4 - 1, stages = (s.k + DEPTH - 1) / DEPTH;
+        place at;
+
+        registers_more<240>();
+        for (int number = blockIdx.x / 2; number < s.all; number += gridDim.x / 2) {
+            float d[128];
+
+            multiply<TA, TB>(f, at, group, stages, d);
+            const tile t = tile_of<SYMMETRIC>(s, number);
+            if constexpr (std::is_same<W, __half>::value)
+                write_tile<SYMMETRIC>(d, f.staging + group * STAGING_BYTES, group, &m.c, s, t);
+            else
+                move_weights<TILE, W>(d, u, t.row + cluster_rank() * OWN + group * BLOCK, t.column, s.m, s.n, t.matrix);
+        }
+        if (threadIdx.x % 128 == 0) boxes_written();
+    }
+    __syncwarp();
+    cluster_barrier(); /* the other block may still reach into this one's memory */
+}
+
+/* ---- host ---- */
+
+template <int TA, int TB, bool SYMMETRIC, class W>
+void launch(cuda_device *device, const maps &m, const shape &s, const half_update &u)
+{
+    auto kernel = products_kernel<TA, TB, SYMMETRIC, W>;
+    const int pairs = std::min(s.all, device->multiprocessors / 2);
+
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+    launch_following(device->stream, kernel, 2 * pairs, THREADS, SHARED_BYTES, m, s, u);
+}
+
+} /* namespace */
+
+void half_products_run(cuda_device *device, const struct half_products *p)
+{
+    const int down = (int)divided(p->m, TILE), across = (int)divided(p->n, TILE);
+    const int tiles = p->symmetric ? down * (down + 1) / 2 : down * across;
+    const shape s = {(int)p->m, (int)p->n, (int)p->k, down, tiles, (int)p->batch * tiles, p->alpha, p->beta, p->gamma, p->d};
+    const half_update *o = p->update, u = o ? *o : half_update();
+    maps m;
+
+    if (!map_halves(&m.a, p->a, p->batch, p->a_across ? p->k : p->m, p->a_across ? p->m : p->k, p->a_across ? DEPTH : HALF_TILE) ||
+        !map_halves(&m.b, p->b, p->batch, p->b_across ? p->k : p->n, p->b_across ? p->n : p->k, p->b_across ? DEPTH : HALF_TILE) ||
+        (!o && !map_halves(&m.c, p->c, p->batch, p->m, p->n, BLOCK))) {
+        record_error(device, cudaErrorNotSupported, "a tensor map");
+        return;
+    }
+    if (p->symmetric)
+        (p->a_across ? launch<1, 1, true, __half> : launch<0, 0, true, __half>)(device, m, s, u);
+    else if (!o)
+        (p->b_across ? launch<0, 1, false, __half> : launch<0, 0, false, __half>)(device, m, s, u);
+    else if (o->rounded)
+        (p->b_across ? launch<0, 1, false, float> : launch<0, 0, false, float>)(device, m, s, u);
+    else
+        (p->b_across ? launch<0, 1, false, bf16> : launch<0, 0, false, bf16>)(device, m, s, u);
+}
