@@ -1,45 +1,10 @@
 -- The call table of the Lua binding: for every function what libffi and a conversion of arguments need to know, as
 -- constants of C (bindings/lua/call.h declares them). A function that Lua cannot call by this table is refused, unless
--- the description says lua = false.
-local description = require "description"
-
-local KINDS = { int32_t = "INT32", uint32_t = "UINT32", int64_t = "INT64", uint64_t = "UINT64", double = "DOUBLE",
-  ["const char *"] = "STRING", ["void *"] = "POINTER", void = "VOID" }
+-- the description says that it is called by hand.
+local rules = require "emit.lua_rules"
+local kind_of, convert = rules.kind_of, rules.convert
 
 local function label(enum, name) return (name:gsub("^" .. enum:upper():gsub("_LOG_LEVEL$", "_LOG") .. "_", "")) end
-
--- Kind, and what it is of: class, struct or enumeration. nil for a type that Lua has no counterpart for.
-local function kind_of(ctype, d)
-  if ctype == "glm52_status" then return "STATUS" end
-  for _, e in ipairs(d.enums) do
-    if ctype == e[1] then return "ENUM", "&enum_" .. e[1] end
-  end
-  local handle = ctype:match("^glm52_(%w+) %*$") or ctype:match("^const glm52_(%w+) %*$")
-  if handle and d.handle[handle] then return "HANDLE", "&classes[CLASS_" .. handle:upper() .. "]" end
-  if ctype == "glm52_view" then return "VIEW" end
-  if d.struct[ctype] then return "STRUCT", "&struct_" .. ctype end
-  return KINDS[ctype]
-end
-
--- Role, kind and what it is of, and the parameter that it is counted or filled by.
-local function convert(p, f, d)
-  local target = p.ctype:match("^(.*%S) ?%*$")
-  if p.len_of then
-    return f.params[p.len_of].dir == "out" and "CAPACITY" or "COUNT", (kind_of(p.ctype, d)), nil, p.len_of
-  elseif p.fills then
-    return "FILLED", (kind_of(target, d)), nil, p.fills
-  end
-  for _, other in ipairs(f.params) do
-    if other.len_of == p.name and p.dir == "in" then
-      local element = p.ctype:match("^const (.-) ?%*$") or p.ctype:match("^(.- %*)const %*$")
-      return "LIST_IN", kind_of(element, d)
-    elseif other.len_of == p.name then
-      return "LIST_OUT", kind_of(target, d)
-    end
-  end
-  if p.dir == "in" then return p.each and "EACH" or "IN", kind_of(p.ctype == "glm52_status" and "int32_t" or p.ctype, d) end
-  return "OUT", kind_of(target, d)
-end
 
 local USABLE = {
   IN = "INT32 UINT32 INT64 UINT64 DOUBLE STRING ENUM HANDLE", EACH = "UINT32", COUNT = "UINT32 UINT64",
@@ -50,8 +15,8 @@ local USABLE = {
 
 local function require_usable(role, kind, f, what)
   if kind and (" " .. USABLE[role] .. " "):find(" " .. kind .. " ", 1, true) then return end
-  io.stderr:write(("%s: Lua has no counterpart for %s: extend abi/emit/lua.lua and bindings/lua/call.c, or say lua = false in "
-    .. "abi/glm52.api and write it by hand\n"):format(f.name, what))
+  io.stderr:write(("%s: Lua has no counterpart for %s: extend abi/emit/lua.lua and bindings/lua/call.c, or write it by hand and say so "
+    .. "with lua = false in abi/glm52.api\n"):format(f.name, what))
   os.exit(1)
 end
 
@@ -74,25 +39,17 @@ local function parameter(p, f, d)
   return "        {" .. table.concat(list, ", ") .. "},\n"
 end
 
--- Class and name in Lua: a method of its first argument, or a function of the module.
-local function place(f, d)
-  local class, verb = f.name:match("^glm52_(%l+)_(.*)$")
-  if not d.handle[class] then return "NULL", f.name:match("^glm52_(.*)$") end
-  if f.params[1] and f.params[1].handle == class then return "&classes[CLASS_" .. class:upper() .. "]", verb end
-  return "NULL", (verb == "create" or verb == "open") and class or class .. "_" .. verb
-end
-
 local function row(f, d)
-  local class, name = place(f, d)
+  local class, name = rules.place(f, d)
   local kind, of = kind_of(f.returns, d)
-  if kind == "STATUS" and class:find "CLASS_ERROR" then kind = "INT32" end  -- what it is asked for, not how it went
+  if kind == "STATUS" and class == "error" then kind = "INT32" end  -- what it is asked for, not how it went
   require_usable("RETURN", kind, f, "its result, " .. f.returns)
   local result = { ".kind = KIND_" .. kind, table.unpack(flags_of(f)) }
   if of then result[#result + 1] = ".of = " .. of end
   local parameters = {}
   for i, p in ipairs(f.params) do parameters[i] = parameter(p, f, d) end
-  return ('    {.name = "%s", .address = FUNCTION(%s), .class = %s, .result = {%s}%s},\n'):format(name, f.name, class,
-    table.concat(result, ", "), #parameters > 0 and (", .count = %d,\n     .parameters = {\n%s    }"):format(#parameters,
+  return ('    {.name = "%s", .address = FUNCTION(%s), .class = %s, .result = {%s}%s},\n'):format(name, f.name,
+    class and "&classes[CLASS_" .. class:upper() .. "]" or "NULL", table.concat(result, ", "), #parameters > 0 and (", .count = %d,\n     .parameters = {\n%s    }"):format(#parameters,
     table.concat(parameters)) or "")
 end
 
@@ -139,7 +96,7 @@ return function(d)
   end
   out[#out + 1] = "const struct function functions[] = {\n"
   for _, f in ipairs(d.functions) do
-    if f.lua ~= false and not f.counting then out[#out + 1] = row(f, d) end
+    if f.lua == nil and not f.counting then out[#out + 1] = row(f, d) end
   end
   out[#out + 1] = "    {.name = NULL},\n};\n"
   return table.concat(out)

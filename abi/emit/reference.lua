@@ -1,6 +1,7 @@
 -- The reference page: the header's contracts, and with each what the description adds: a row per parameter, then threads,
 -- errors and release.
 local description = require "description"
+local rules = require "emit.lua_rules"
 
 local TITLES = { library = "The library", error = "Errors" }
 local ORDER = { "library", "error", "context", "config", "model", "batch", "dataset", "optimizer", "step" }
@@ -96,12 +97,14 @@ local function counting_text(f)
     "Drops a reference and nulls the pointer; nothing for NULL."
 end
 
-local function facts(f)
+local function facts(f, d)
   local list = {}
+  local lua = not f.counting and rules.signature(f, d)
   list[#list + 1] = result(f)
   list[#list + 1] = errors(f)
   list[#list + 1] = "* Threads: " .. THREADS[f.threads] .. (f.blocking and "; may take long" or "")
   list[#list + 1] = "* Since: " .. f.since
+  if lua then list[#list + 1] = "* In Lua: " .. code(lua) end
   return table.concat(list, "\n") .. "\n"
 end
 
@@ -113,7 +116,7 @@ local function function_text(f, d)
     for _, p in ipairs(f.params) do out[#out + 1] = row(code(p.name), code(p.ctype), meaning(p, d)) end
     out[#out + 1] = "\n"
   end
-  out[#out + 1] = facts(f)
+  out[#out + 1] = facts(f, d)
   return table.concat(out)
 end
 

@@ -106,11 +106,13 @@ local function damaged(path, reason)
     "restore it, or start anew with resume = false", { path = path })
 end
 
--- {finished, recipe (list of lines), hash} of the run that the directory holds, or nil.
-local function read_run(out)
+-- {finished, recipe (list of lines), hash} of the run that the directory holds, or nil. Of a finished one that is not
+-- gone on with no more needs to be read.
+local function read_run(out, resume)
   local path = out .. "/run.json"
   local text = read_file(path)
   if not text then return nil end
+  if not resume and text:find '^{"finished":true,' then return { finished = true } end
   local finished, hash, rest =
     text:match('^{"finished":(%a+),"step":%d+,"stage_begin":%d+,"recipe_hash":"([%w:-]+)","recipe":%[\n(.*)\n%]}\n$')
   if not hash then damaged(path, ", or of another version") end
@@ -231,7 +233,7 @@ end
 -- unfinished run is never replaced unasked.
 function state.look(run, resume)
   if run.out == "" or resume == false then return end
-  local before, saved = read_run(run.out), read_state(run.out)
+  local before, saved = read_run(run.out, resume), read_state(run.out)
   if saved and not before then
     recipe.error("GLM52_E_STATE", string.format("%s/state holds a state of step %d, but %s/run.json, which says of "
       .. "what run, is missing", run.out, saved.step, run.out), "restore it; resume=false starts anew and replaces the state",

@@ -170,7 +170,11 @@ answers "nor replaced unasked" 1 "$missing" "$glm52" train two.lua
 sed 's/"optim.lr":"0.01"/"optim.lr":"0.02"/' kept >two/run.json
 answers "a run.json that was edited" 1 "glm52: two/run.json is damaged: the recipe in it has another hash than it says
   restore it, or start anew with resume = false" "$glm52" train two.lua --resume
-mv kept two/run.json
+echo '{"finished":true,"step":1}' >two/run.json
+"$glm52" train two.lua train.steps=0 out=two >out 2>err
+holds "what a finished run left is replaced, whatever wrote it" test $? = 0
+rm -r two kept
+"$glm52" train two.lua optim.decay_steps=6 >out 2>err
 cp two/state/step-000006/config.json kept
 sed 's/"rope_theta": [0-9.]*/"rope_theta": 77.0/' kept >two/state/step-000006/config.json
 answers "a state of another model" 1 "glm52: two.lua:3: model.rope_theta = 10000.0, but the state in two was trained with 77.0
