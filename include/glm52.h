@@ -358,7 +358,8 @@ GLM52_API glm52_status glm52_optimizer_resync(glm52_optimizer *self);
 
 /* Plans and takes all memory a training step will ever need. optimizer may be NULL for evaluation only.
  * config: train section; NULL means the model's.
- * Errors: STATE (config describes another stage, or the optimizer is of an earlier one), DEVICE. */
+ * Errors: STATE (config describes another stage, or the optimizer is of an earlier one), NOMEM (the hint says what would
+ * fit), UNSUPPORTED (train.cuda_graph = on without CUDA), DEVICE. */
 GLM52_API glm52_status glm52_step_create(glm52_model *model, glm52_optimizer *optimizer, glm52_config *config,
                                          glm52_step **out);
 GLM52_API glm52_step *glm52_step_ref(glm52_step *self);
@@ -378,7 +379,8 @@ GLM52_API glm52_status glm52_step_evaluate(glm52_step *self, glm52_batch *const 
                                            double *loss);
 /* A number of the last run: step, loss (everything that was minimised), ce, indexer_loss, mtp_loss, auxiliary_loss,
  * grad_norm, lr, tokens, tokens_per_second, seconds, held_out_loss, peak_memory, skipped; per MTP depth D mtp.D.loss,
- * mtp.D.acceptance, mtp.D.cumulative_acceptance; indexer_loss.L and router_load.L per layer; grad_norm.GROUP. */
+ * mtp.D.acceptance, mtp.D.cumulative_acceptance; indexer_loss.L and router_load.L per layer; grad_norm.GROUP; on CUDA
+ * graph_captures and graph_replays. */
 GLM52_API glm52_status glm52_step_metric(glm52_step *self, const char *name, double *out);
 /* Name of metric `index`, 0 ..; NULL past the end. Borrowed until the next call on this step. */
 GLM52_API const char *glm52_step_metric_name(glm52_step *self, uint32_t index);
@@ -391,7 +393,8 @@ GLM52_API const char *glm52_step_metric_name(glm52_step *self, uint32_t index);
  * Errors: STATE (no optimizer, or another step of the model is open), DEVICE. */
 GLM52_API glm52_status glm52_step_set_stage(glm52_step *self, glm52_config *config);
 /* Row `index` of the plan: memory per class and FLOPs per operation of one step with full microbatches.
- * INVALID past the end. The dry run happens at the first call. */
+ * INVALID past the end. The dry run happens at the first call. Workspaces are those of the context's device; on device
+ * meta, of the one that the config names, where that is a GPU and the CUDA back end is installed, else of the cpu. */
 GLM52_API glm52_status glm52_step_plan(glm52_step *self, uint32_t index, glm52_plan_row *out);
 /* Writes model, optimizer state and counters to a directory; the previous state there survives a failure.
  * Errors: STATE (no optimizer), IO, CANCELLED, DEVICE. */

@@ -60,6 +60,7 @@ static const struct arrangement {
     {"middle sparse", MIDDLE "optim.policy=glm5 indexer_loss.kind=sparse mtp.depths=1 mtp.loss=tv mtp.detach_heads=true "
                              "moe.bias_update_rate=1e-3 ", 4096, 2},
     {"middle dense", MIDDLE "train.attention=dense indexer_loss.kind=dense moe.auxiliary_loss=row ", 2048, 1},
+    {"middle bf16", MIDDLE "precision.gradients=bf16 precision.moments=bf16 precision.masters=false ", 2048, 1},
 };
 
 struct run {
@@ -297,7 +298,6 @@ static void check_refusal(const struct arrangement *what)
 {
     struct run r;
     glm52_config *config;
-    glm52_step *step = NULL;
     char size[64];
     long fits = 0;
 
@@ -306,16 +306,40 @@ static void check_refusal(const struct arrangement *what)
     set_all(config, what->settings);
     set_all(config, "train.microbatch_tokens=16000000");
     glm52_step_unref(&r.step);
-    int refused = glm52_step_create(r.model, r.optimizer, config, &step) == GLM52_E_NOMEM;
+    int refused = glm52_step_create(r.model, r.optimizer, config, &r.step) == GLM52_E_NOMEM;
     printf("# %s: %s; %s\n", what->name, glm52_error_message(glm52_error_last()), glm52_error_hint(glm52_error_last()));
     refused &= sscanf(glm52_error_hint(glm52_error_last()), "train.microbatch_tokens = %ld fits", &fits) == 1;
     check(refused && fits > what->rows, what->name, "too little memory is refused with what would fit");
     snprintf(size, sizeof size, "train.microbatch_tokens=%ld", fits);
     set_all(config, size);
-    check(refused && !glm52_step_create(r.model, r.optimizer, config, &step), what->name, "and that does fit");
-    glm52_step_unref(&step);
+    check(refused && !glm52_step_create(r.model, r.optimizer, config, &r.step), what->name, "and that does fit");
+    r.free_after = free_bytes(&r);
+    if (r.step) check_plan(&r);
     glm52_config_unref(&config);
     close_run(&r);
+}
+
+/* Times every operation of a run, and shows where most of it goes. */
+static void check_profile(const struct arrangement *what, const struct trace *eager)
+{
+    char directory[] = "/tmp/gpu-model-XXXXXX", text[256], line[512];
+    struct trace timed;
+    double whole = 0, operations = 0;
+
+    ok(mkdtemp(directory) ? GLM52_OK : GLM52_E_IO);
+    snprintf(text, sizeof text, "report.profile=true out=%s", directory);
+    train_once(what, text, &timed);
+    check(same_trace(eager, &timed), what->name, "so does a run that is timed");
+    snprintf(text, sizeof text, "%s/profile.jsonl", directory);
+    FILE *file = fopen(text, "r");
+    for (int i = 0; file && i < 9 && fgets(line, sizeof line, file); i++) {
+        if (!i) sscanf(line, "{\"steps\":%*d,\"ms\":%lf,\"timed_ms\":%lf", &whole, &operations);
+        printf("# %s", line);
+    }
+    if (file) fclose(file);
+    check(operations > 0.3 * whole && operations <= whole, what->name, "its operations take most of the time");
+    snprintf(text, sizeof text, "rm -rf %s", directory);
+    if (system(text)) printf("# %s stays\n", directory);
 }
 
 static void check_arrangement(const struct arrangement *what)
@@ -336,6 +360,9 @@ static void check_arrangement(const struct arrangement *what)
     check(same_trace(&eager, &again), what->name, "so does a second run, whose graphs come and go");
     train_once(what, "train.recompute=layers", &anew);
     check(same_trace(&eager, &anew), what->name, "so do layers computed anew");
+    train_once(what, "train.recompute=light", &anew);
+    check(same_trace(&eager, &anew), what->name, "so do activations computed anew");
+    check_profile(what, &eager);
     open_run(&r, what, "");
     check_allocations(&r);
     check_plan(&r);
