@@ -1,4 +1,4 @@
-/* gpu_model [--device NAME]: whole training steps on a GPU. What is recorded and replayed leaves the bits that running
+/* gpu_model [--device NAME] [--only PREFIX]: whole training steps on a GPU. What is recorded and replayed leaves the bits that running
  * leaves, while documents, lengths and routing change from step to step; so does computing layers anew, and running again.
  * Steps, evaluations and saves take no memory; what the step took is what the plan says. In TAP. */
 #include <math.h>
@@ -371,9 +371,12 @@ static void check_arrangement(const struct arrangement *what)
 
 int main(int argc, char **argv)
 {
-    if (argc == 3 && !strcmp(argv[1], "--device")) device_name = argv[2];
-    for (size_t i = 0; i < sizeof arrangements / sizeof *arrangements; i++) check_arrangement(&arrangements[i]);
-    if (strcmp(device_name, "cpu")) check_refusal(&arrangements[3]);
+    const char *only = "";
+
+    for (int i = 1; i + 1 < argc; i += 2) *(strcmp(argv[i], "--only") ? &device_name : &only) = argv[i + 1];
+    for (size_t i = 0; i < sizeof arrangements / sizeof *arrangements; i++)
+        if (!strncmp(arrangements[i].name, only, strlen(only))) check_arrangement(&arrangements[i]);
+    if (strcmp(device_name, "cpu") && !*only) check_refusal(&arrangements[3]);
     printf("1..%d\n", tests);
     return failures != 0;
 }
