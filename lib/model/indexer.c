@@ -102,8 +102,11 @@ void indexer_select(const struct indexer_part *m, const struct pass *f, int32_t 
     struct indexer shape = shape_of(m, f->rows, f->in->pairs);
 
     label(f, "indexer.select");
-    f->ops->index_select(f->stream, &shape, at(f, m->slots.q), at(f, m->slots.key), at(f, m->slots.weight), f->in->start,
-                         f->in->end, selected, at(f, m->slots.workspace));
+    if (!given(f, "topk", layer, m->c->index_topk, selected)) {
+        f->ops->index_select(f->stream, &shape, at(f, m->slots.q), at(f, m->slots.key), at(f, m->slots.weight), f->in->start,
+                             f->in->end, selected, at(f, m->slots.workspace));
+        made(f, "topk", layer, m->c->index_topk, selected);
+    }
     if (tapped(f, "index_scores", layer)) {
         f->ops->index_scores(f->stream, &shape, at(f, m->slots.q), at(f, m->slots.key), at(f, m->slots.weight),
                              f->in->start, f->in->end, f->tap->scores);

@@ -37,7 +37,6 @@ static void prepare_attention(const struct layer *m, const struct pass *f, const
     int selects = !m->mla.dense && !f->replay; /* in a replay the selection stands */
     if (selects || m->indexer.learns) indexer_project(&m->indexer, f, u, at(f, m->mla.slots.q_latent));
     if (selects) indexer_select(&m->indexer, f, selected);
-    if (selects) given(f, "topk", m->index, m->c->index_topk, selected);
 }
 
 void layer_forward(const struct layer *m, const struct pass *f, const void *x, int32_t *selected, void *y)

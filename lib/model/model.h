@@ -15,6 +15,7 @@ struct model {
     unsigned char *gradients;     /* while somebody holds them */
     size_t gradient_bytes;        /* of those: the parameters trained now may be others than those trained next */
     int gradient_holders;
+    const struct guide *guide;    /* NULL: its passes decide for themselves */
     int steps;                    /* open now; a stage begins only where there is one */
     int stage;                    /* how many began: optimizers serve the one they were made in */
 };

@@ -79,6 +79,7 @@ static void choose_experts(const struct moe *m, const struct pass *f, int layer,
     f->ops->gemm(f->stream, &g, x, w->value, logits);
     r.given = given(f, "router_idx", layer, r.k, chosen);
     f->ops->route_forward(f->stream, &r, logits, (const float *)m->w->bias->value, chosen, weight);
+    if (!r.given) made(f, "router_idx", layer, r.k, chosen);
     int64_t capacity = capacity_of(m, f->rows);
     if (capacity)
         f->ops->limit_capacity(f->stream, &r, capacity, m->config->moe.capacity_policy, chosen, weight,

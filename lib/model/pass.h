@@ -33,8 +33,9 @@ static inline void label(const struct pass *f, const char *text)
 int tapped(const struct pass *f, const char *name, int layer);
 void tap(const struct pass *f, const char *name, int layer, glm52_dtype type, int64_t columns, const void *values);
 
-/* Does somebody replace these integers, before they are used? In a replayed layer too. */
+/* The model's guide: has it given these integers? If not, it is shown what the pass made. Replayed layers ask too. */
 int given(const struct pass *f, const char *name, int layer, int64_t columns, int32_t *values);
+void made(const struct pass *f, const char *name, int layer, int64_t columns, const int32_t *values);
 
 /* y[rows,out] (+)= x[rows,in] W^T, W = [out,in]; x and y contiguous. */
 void linear_forward(const struct pass *f, const struct parameter *w, const void *x, void *y, int add);

@@ -21,11 +21,22 @@ int tapped(const struct pass *f, const char *name, int layer)
 
 int given(const struct pass *f, const char *name, int layer, int64_t columns, int32_t *values)
 {
+    const struct guide *g = f->model->guide;
     char full[48];
 
-    if (!f->tap || !f->tap->give) return 0;
+    if (!g) return 0;
     layer = name_of(f, name, layer, full);
-    return f->tap->give(f->tap->user, full, layer, f->rows, columns, values);
+    return g->give(g->user, full, layer, f->rows, columns, values);
+}
+
+void made(const struct pass *f, const char *name, int layer, int64_t columns, const int32_t *values)
+{
+    const struct guide *g = f->model->guide;
+    char full[48];
+
+    if (!g) return;
+    layer = name_of(f, name, layer, full);
+    g->note(g->user, full, layer, f->rows, columns, values);
 }
 
 void tap(const struct pass *f, const char *name, int layer, glm52_dtype type, int64_t columns, const void *values)

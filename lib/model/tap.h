@@ -4,6 +4,15 @@
 
 #include "glm52.h"
 
+/* Replays another run's decisions: selections ("topk") and expert choices ("router_idx"), in device memory. */
+struct guide {
+    void *user;
+    /* 1: put there, the pass makes none of its own. */
+    int (*give)(void *user, const char *name, int layer, int64_t rows, int64_t columns, int32_t *values);
+    /* What the pass has made itself. */
+    void (*note)(void *user, const char *name, int layer, int64_t rows, int64_t columns, const int32_t *values);
+};
+
 struct tap {
     void *user;
     /* layer < 0: "name", else "name.layer". */
@@ -11,9 +20,6 @@ struct tap {
     /* Device memory, valid during the call. */
     void (*take)(void *user, const char *name, int layer, glm52_dtype type, int64_t rows, int64_t columns,
                  const void *values);
-    /* NULL: nothing is given. Puts selections ("topk") or expert choices ("router_idx") of its own into device memory before
-     * they are used, and returns 1: those of the pass are not made, or count no more. */
-    int (*give)(void *user, const char *name, int layer, int64_t rows, int64_t columns, int32_t *values);
     float *scores; /* device memory [rows, max(rows, vocabulary)] for index_scores and logits, if wanted */
 };
 

@@ -6,7 +6,8 @@
 
 #include "base/host.h"
 #include "checkpoint/safetensors.h"
-#include "ops/ops.h"
+#include "model/model.h"
+#include "model/tap.h"
 
 struct golden_case {
     struct host host;
@@ -15,6 +16,8 @@ struct golden_case {
     struct safetensors file;
     unsigned char *used;    /* per tensor of the file: fed, compared, or left out on purpose */
     int compared, failures;
+    int bf16;               /* this run computes in bf16: tolerances are 2^17 times the fp32 error's, or show too little */
+    int unjudged;           /* errors are shown alone */
 };
 
 /* A tensor of the case as numbers: `value` always, `integer` for integer types only. */
@@ -67,6 +70,8 @@ void compare_floats(struct golden_case *c, const char *label, const char *name, 
 void compare_integers(struct golden_case *c, const char *label, const char *name, const int64_t *got, int64_t count);
 /* Floats within a tolerance that the kind itself states. */
 void compare_within(struct golden_case *c, const char *name, const double *got, int64_t count, double tolerance);
+/* The first `count` of a tensor alone. */
+void compare_first(struct golden_case *c, const char *name, const double *got, int64_t count);
 /* A quantity without a tensor must be zero. */
 void compare_zero(struct golden_case *c, const char *label, const double *got, int64_t count);
 
@@ -74,6 +79,11 @@ void compare_zero(struct golden_case *c, const char *label, const double *got, i
 void case_leave_out(struct golden_case *c, const char *name);
 /* Tensors of the file nobody used: a failure if the kind says that it compares all, else a remark. */
 void case_check_used(struct golden_case *c, int all);
+
+/* A model that notes its selections and expert choices, and after guide_give() takes them in the same order. */
+void guide_model(struct stream *s, struct model *m);
+void guide_give(void);
+int guide_forget(void); /* 0: the second run asked for others than the first made */
 
 void *must_allocate(size_t count, size_t size); /* zeroed; exits when there is none */
 

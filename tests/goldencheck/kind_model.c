@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "api/object.h"
 #include "base/dtype.h"
 #include "base/text.h"
 #include "case.h"
@@ -80,8 +81,10 @@ static glm52_status open_model(struct model_run *r, const char *directory)
     if (!status) status = glm52_config_create(r->context, &config);
     if (!status) status = set_epsilons(r->c, config);
     if (!status) status = set_rows(r->c, config);
-    if (!status && r->precision) status = glm52_config_set(config, "precision.params", r->precision);
+    const char *precision = r->c->bf16 ? "bf16" : r->precision;
+    if (!status && precision) status = glm52_config_set(config, "precision.params", precision);
     if (!status) status = glm52_model_load(r->context, config, path, &r->model);
+    if (!status) guide_model(&r->context->stream, &r->model->model);
     glm52_config_unref(&config);
     return status;
 }

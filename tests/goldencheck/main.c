@@ -1,4 +1,5 @@
-/* golden_check [--device NAME] PATH...: finds cases, runs those whose kind is known, and counts. */
+/* golden_check [--device NAME] [--bf16] PATH...: finds cases, runs those whose kind is known, and counts. With --bf16 those
+ * of a model run once more, in bf16 and with the decisions of the run before. */
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,25 +12,26 @@
 static const struct kind {
     const char *name;
     void (*run)(struct golden_case *c);
+    int model;
 } kinds[] = {
-    {"hf_forward", run_hf_forward},
-    {"ref_model", run_ref_model},
-    {"hf_bf16", run_hf_bf16},
-    {"indexer_kl", run_indexer_kl},
-    {"mtp_base", run_mtp_base},
-    {"mtp_ce", run_mtp_ce},
-    {"mtp_tv", run_mtp_tv},
-    {"trajectory", run_trajectory},
-    {"topk_select", run_topk_select},
-    {"rope", run_rope},
-    {"adamw_clip_lr", run_adamw_clip_lr},
-    {"muon", run_muon},
-    {"muon_split", run_muon_split},
-    {"router_aux", run_router_aux},
-    {"flops", run_flops},
+    {"hf_forward", run_hf_forward, 1},
+    {"ref_model", run_ref_model, 1},
+    {"hf_bf16", run_hf_bf16, 0},
+    {"indexer_kl", run_indexer_kl, 1},
+    {"mtp_base", run_mtp_base, 1},
+    {"mtp_ce", run_mtp_ce, 1},
+    {"mtp_tv", run_mtp_tv, 1},
+    {"trajectory", run_trajectory, 1},
+    {"topk_select", run_topk_select, 0},
+    {"rope", run_rope, 0},
+    {"adamw_clip_lr", run_adamw_clip_lr, 0},
+    {"muon", run_muon, 0},
+    {"muon_split", run_muon_split, 0},
+    {"router_aux", run_router_aux, 0},
+    {"flops", run_flops, 0},
 };
 
-static int passed, failed, skipped;
+static int passed, failed, skipped, in_bf16;
 
 static void fail_path(const char *path, const char *why)
 {
@@ -57,6 +59,19 @@ static int is_case_name(const char *base)
            !text_ends_with(base, ".index.json");
 }
 
+static void run_bf16_case(const struct kind *kind, struct golden_case *c)
+{
+    int compared = c->compared;
+
+    c->bf16 = 1;
+    c->compared = 0;
+    guide_give();
+    kind->run(c);
+    if (!guide_forget()) case_fail(c, "bf16: other selections or expert choices were asked for than fp32 made");
+    if (!c->compared) case_fail(c, "bf16: nothing was judged");
+    c->compared += compared;
+}
+
 static void run_case(const struct kind *kind, const char *path, json_t *sidecar)
 {
     const json_t *format = json_object_get(sidecar, "format");
@@ -68,6 +83,8 @@ static void run_case(const struct kind *kind, const char *path, json_t *sidecar)
             case_fail(&c, "format %lld; this program reads format 1", (long long)json_integer_value(format));
         else
             kind->run(&c);
+        if (in_bf16 && kind->model) run_bf16_case(kind, &c);
+        guide_forget();
         if (!c.compared) case_fail(&c, "nothing was compared");
     }
     *(c.failures ? &failed : &passed) += 1;
@@ -146,8 +163,12 @@ int main(int argc, char **argv)
         golden_device = argv[2];
         first = 3;
     }
+    if (argc > first && !strcmp(argv[first], "--bf16")) {
+        in_bf16 = 1;
+        first++;
+    }
     if (argc <= first) {
-        fprintf(stderr, "usage: golden_check [--device NAME] PATH...  (a sidecar X.json, or a directory of them)\n");
+        fprintf(stderr, "usage: golden_check [--device NAME] [--bf16] PATH...  (a sidecar X.json, or a directory of them)\n");
         return 2;
     }
     setvbuf(stdout, NULL, _IOLBF, 0);
