@@ -1,5 +1,6 @@
 #!/bin/sh
-# Builds everything with AddressSanitizer and UndefinedBehaviorSanitizer into build-sanitize/ and runs the tests:
+# Builds everything with AddressSanitizer and UndefinedBehaviorSanitizer into build-sanitize/ and runs the tests, and those of threads
+# with ThreadSanitizer in build-sanitize-threads/:
 #
 #     sh tests/sanitize.sh [ARGUMENT...]      arguments go to meson test, e.g. --suite model
 #     sh tests/sanitize.sh hosts              only what hosts see: the C API, Lua's lifetimes, the Python package, as CI does
@@ -50,8 +51,20 @@ lua_lifetimes() {
         "$build"/tests/lua/lua-memory || status=$?
 }
 
+# What several threads do at once, by ThreadSanitizer, which wants a build of its own. One thread computes: OpenMP's own
+# synchronisation is unknown to it.
+threads() {
+    [ -e "$build"-threads/build.ninja ] || meson setup "$build"-threads --buildtype=debugoptimized -Dcuda=disabled -Dlua=disabled \
+        -Dpython=disabled -Dc_args=-O1 -Db_sanitize=thread -Db_lundef=false
+    ninja -C "$build"-threads tests/api/api-threads tests/api/api-refusals
+    TSAN_OPTIONS=exitcode=66 meson test -C "$build"-threads --no-rebuild --print-errorlogs --timeout-multiplier 10 \
+        --logbase sanitized-threads api-threads api-refusals || status=$?
+    cp "$build"-threads/meson-logs/sanitized-threads.json "$build"/meson-logs/
+}
+
 case ${1:-} in
 hosts)
+    threads
     sanitized sanitized 1 --suite api
     lua_lifetimes
     python ;;
@@ -62,7 +75,8 @@ hosts)
     sanitized sanitized-lua 0:strict_memcmp=0 --suite lua --no-suite slow \
         --wrap "env LD_PRELOAD=$(${CC:-cc} -print-file-name=libasan.so)"
     lua_lifetimes
-    python ;;
+    python
+    threads ;;
 *)
     sanitized sanitized 1 "$@" ;;
 esac

@@ -1,5 +1,5 @@
 /* Lifetimes of handles: every order of destruction, leaks over many lives, and, in a checked build, uses of released pointers.
- * Worth running under AddressSanitizer too: meson setup build-asan -Db_sanitize=address -Db_lundef=false. */
+ * Also run under AddressSanitizer (tests/sanitize.sh). */
 #include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,6 +8,11 @@
 #include "small/small.h"
 #include "unit/tap.h"
 
+#ifdef __SANITIZE_ADDRESS__ /* many times slower */
+enum { STEPS = 1000 };
+#else
+enum { STEPS = 10000 };
+#endif
 enum { HANDLES = 6, ORDERS = 720 };
 
 struct life {
@@ -138,6 +143,26 @@ static void life_of_a_model(void)
     for (int i = 0; i < HANDLES; i++) drop(&l, i);
 }
 
+/* A step takes all it needs when it is made, and keeps nothing of a run. */
+START_TEST(ten_thousand_steps)
+{
+    struct life l;
+
+    live(&l);
+    size_t held = 0, heap = 0;
+    for (int i = 0; i < STEPS; i++) {
+        OK(glm52_step_run(l.step, &l.batch, 1));
+        if (i != STEPS / 10) continue;
+        held = counted.held;
+        heap = mallinfo2().uordblks;
+    }
+    ck_assert_uint_eq(counted.held, held);
+    ck_assert_uint_le(mallinfo2().uordblks, heap + 4096);
+    for (int i = 0; i < HANDLES; i++) drop(&l, i);
+    ck_assert_uint_eq(counted.held, 0);
+}
+END_TEST
+
 START_TEST(ten_thousand_lives)
 {
     lives(10000, life_of_light_handles);
@@ -190,6 +215,7 @@ int main(void)
     if (glm52_feature("checked")) {
         tcase_add_test(cases, released_pointers);
     } else { /* tombstones are held on purpose */
+        tcase_add_test(cases, ten_thousand_steps);
         tcase_add_test(cases, ten_thousand_lives);
         tcase_add_test(cases, many_lives_of_a_model);
     }

@@ -1,5 +1,5 @@
-/* What any thread may do while another one trains: references, cancel, memory, functions without a handle. To be run
- * under ThreadSanitizer too: meson setup build-tsan -Db_sanitize=thread -Db_lundef=false. */
+/* What any thread may do while another one trains: references, cancel, memory, functions without a handle. Also run
+ * under ThreadSanitizer (tests/sanitize.sh). */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>

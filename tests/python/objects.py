@@ -130,7 +130,7 @@ class Leaks(unittest.TestCase):
                 step.run(batch)
                 step.history.rows.clear()
 
-            self.check(work, 1000)
+            self.check(work, 1000 if small.sanitized() else 10000)
 
 
 class Configs(unittest.TestCase):
