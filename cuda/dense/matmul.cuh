@@ -22,8 +22,8 @@ constexpr size_t PRODUCT_BYTES = SCRATCH_BYTES / 2, MIXED_BYTES = SCRATCH_BYTES 
 
 /* fp32 times bf16 on tensor cores, where that serves. */
 bool mixed_serves(const struct gemm *g);
-void matmul_mixed(cuda_device *d, const struct gemm *g, const void *a, const void *b, float alpha, float beta, const void *from,
-                  void *c);
+void matmul_mixed(cuda_device *d, const struct gemm *g, const void *a, const void *b, float alpha, float beta,
+                  const void *from, void *c);
 
 /* The same as the first by own kernels, which take any shape and mixed types. */
 void matmul_plain(cuda_device *d, const struct gemm *g, const void *a, const void *b, float alpha, float beta,

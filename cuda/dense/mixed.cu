@@ -1,5 +1,6 @@
-/* Products of fp32 with bf16 that are worth tensor cores: the fp32 operand enters as one or two bf16 numbers, hi = bf16(x) and
- * lo = bf16(x - hi), which leave 2^-18 of it out; one where the result is bf16, whose own rounding is as large. */
+/* Products of fp32 with bf16 that are worth tensor cores: the fp32 operand enters as one or two bf16 numbers, hi =
+ * bf16(x) and lo = bf16(x - hi), which leave 2^-18 of it out; one where the result is bf16, whose own rounding is as
+ * large. */
 #include "dense/matmul.cuh"
 #include "device/element.cuh"
 
@@ -11,7 +12,8 @@ constexpr double WORTH = 1 << 26;     /* multiply-adds below which two more laun
 __global__ __launch_bounds__(THREADS) void split_kernel(int64_t lines, int64_t length, int64_t ld, int64_t pitch,
                                                         const float *from, bf16 *high, bf16 *low)
 {
-    for (int64_t i = blockIdx.x * (int64_t)THREADS + threadIdx.x; i < lines * length; i += (int64_t)gridDim.x * THREADS) {
+    for (int64_t i = blockIdx.x * (int64_t)THREADS + threadIdx.x; i < lines * length;
+         i += (int64_t)gridDim.x * THREADS) {
         const int64_t line = i / length, at = line * pitch + i % length;
         const float x = from[line * ld + i % length];
         const bf16 most = to<bf16>(x);
@@ -30,8 +32,8 @@ bool mixed_serves(const struct gemm *g)
 }
 
 /* Lines of a, which are rows of c or steps of its depth, in rounds that fit the scratch. */
-void matmul_mixed(cuda_device *d, const struct gemm *g, const void *a, const void *b, float alpha, float beta, const void *from,
-                  void *c)
+void matmul_mixed(cuda_device *d, const struct gemm *g, const void *a, const void *b, float alpha, float beta,
+                  const void *from, void *c)
 {
     const bool along = g->transpose_a, twice = g->c_type == GLM52_DTYPE_F32;
     const int64_t lines = along ? g->k : g->m, length = along ? g->m : g->k, pitch = divided(length, GAP) * GAP;
@@ -45,7 +47,8 @@ void matmul_mixed(cuda_device *d, const struct gemm *g, const void *a, const voi
     }
     for (int64_t first = 0; first < lines; first += fit) {
         const int64_t count = std::min(fit, lines - first), row = along ? 0 : first;
-        const char *right = (const char *)b + (along ? first : 0) * (int64_t)sizeof(bf16) * (g->transpose_b ? 1 : g->ldb);
+        const int64_t step = g->transpose_b ? 1 : g->ldb;
+        const bf16 *right = (const bf16 *)b + (along ? first * step : 0);
         const char *begin = (const char *)from + row * c_size;
         char *to = (char *)c + row * c_size;
         struct gemm part = *g;

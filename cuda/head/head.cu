@@ -1,5 +1,6 @@
-/* Output head fused with cross-entropy (model.md 2.7), and with the search for the largest logit: the logits of a chunk of
- * rows exist, never those of all rows. Here they are fp32; their gradient takes their place, or a slab of its own in bf16. */
+/* Output head fused with cross-entropy (model.md 2.7), and with the search for the largest logit: the logits of a chunk
+ * of rows exist, never those of all rows. Here they are fp32; their gradient takes their place, or a slab of its own in
+ * bf16. */
 #include "head/head.cuh"
 
 namespace {
@@ -62,6 +63,15 @@ __global__ __launch_bounds__(THREADS) void loss_kernel(int64_t vocabulary, const
         dlogits[j] = to<T>(factor / sum * expf(logits[j] - most) - (j == mine ? factor : 0));
 }
 
+} /* namespace */
+
+size_t head_loss_fp32_bytes(const struct head *h)
+{
+    chunk c;
+
+    return layout(h, nullptr, &c);
+}
+
 void head_loss_fp32(cuda_device *d, const struct head *h, const void *x, const void *w, const int32_t *label,
                     const float *weight, float *loss, float *hit, void *dx, void *dw, void *workspace)
 {
@@ -90,11 +100,11 @@ void head_loss_fp32(cuda_device *d, const struct head *h, const void *x, const v
     launched(d, "head_loss");
 }
 
+namespace {
+
 size_t head_loss_bytes(struct stream *, const struct head *h)
 {
-    chunk c;
-
-    return head_in_bf16(h->type, h->width) ? head_loss_bf16_bytes(h) : layout(h, nullptr, &c);
+    return head_in_bf16(h->type, h->width) ? head_loss_bf16_bytes(h) : head_loss_fp32_bytes(h);
 }
 
 void head_loss(struct stream *s, const struct head *h, const void *x, const void *w, const int32_t *label,

@@ -1,5 +1,5 @@
-/* What the operations of the head share. With fp32 states, or a width that tensor cores cannot take, logits are fp32; else
- * they are bf16, and their gradient takes their place. */
+/* What the operations of the head share. With fp32 states, or a width that tensor cores cannot take, logits are fp32;
+ * else they are bf16, and their gradient takes their place. */
 #pragma once
 
 #include "dense/matmul.cuh"
@@ -7,8 +7,8 @@
 
 constexpr int HEAD_THREADS = 512;
 
-/* Rows whose fp32 logits exist at a time: 256 MB of them, but no fewer than products need to run well, and no more than they
- * profit from. */
+/* Rows whose fp32 logits exist at a time: 256 MB of them, but no fewer than products need to run well, and no more than
+ * they profit from. */
 static inline int64_t head_chunk_rows(int64_t rows, int64_t vocabulary)
 {
     constexpr int64_t LOGITS = 1 << 26, FEWEST = 128, MOST = 1024;
@@ -26,8 +26,8 @@ static inline int64_t head_pitch(int64_t vocabulary) { return divided(vocabulary
 
 constexpr int64_t HEAD_TILE = 128; /* rows of a product's tile */
 
-/* Rows whose bf16 logits may exist at a time: each chunk reads and writes the gradient of the weights once, so as many as
- * fit 640 MiB. */
+/* Rows whose bf16 logits may exist at a time: each chunk reads and writes the gradient of the weights once, so as many
+ * as fit 640 MiB. */
 static inline int64_t head_most_rows(int64_t vocabulary)
 {
     constexpr int64_t LOGITS = 640 << 19, MOST = 2048;
@@ -90,10 +90,13 @@ static inline struct gemm to_dw(const struct head *h, int64_t rows, int64_t pitc
     return g;
 }
 
-/* The operations with logits in bf16. */
+/* head_loss with logits in fp32, and either operation with logits in bf16. */
+size_t head_loss_fp32_bytes(const struct head *h);
+void head_loss_fp32(cuda_device *d, const struct head *h, const void *x, const void *w, const int32_t *label,
+                    const float *weight, float *loss, float *hit, void *dx, void *dw, void *workspace);
 size_t head_loss_bf16_bytes(const struct head *h);
 void head_loss_bf16(cuda_device *d, const struct head *h, const void *x, const void *w, const int32_t *label,
                     const float *weight, float *loss, float *hit, void *dx, void *dw, void *workspace);
 size_t head_tv_bf16_bytes(const struct head_tv *h);
-void head_tv_bf16(cuda_device *d, const struct head_tv *h, const void *target, const void *draft, const void *w,
-                  const float *weight, float *alpha, float *loss, void *dx, void *workspace);
+void head_tv_bf16(cuda_device *d, const struct head_tv *h, const struct head_trunk *trunk,
+                  const struct head_drafts *drafts, const void *w, void *workspace);

@@ -1,6 +1,7 @@
-/* End-to-end total variation of drafts against the trunk (training.md 3.4), fused with the head: in the memory of one chunk of
- * head_loss stand the trunk's logits of a few rows and of those that follow, and the drafts' of all depths, which become
- * probabilities and then their own gradient. Here they are fp32. */
+/* The trunk's loss, and the end-to-end total variation of drafts against it (training.md 3.4). Here logits are fp32,
+ * and the trunk's are made once more for the drafts: in the memory of one chunk of head_loss then stand the trunk's of
+ * a few rows and of those that follow, and the drafts' of all depths, which become probabilities and then their own
+ * gradient. */
 #include "head/head.cuh"
 
 namespace {
@@ -13,6 +14,8 @@ struct chunk {
     float *below;             /* [depths,rows]: q's mass where it does not exceed p */
     void *slope;              /* [depths,rows,vocabulary] of the type: the gradient; the drafts' own place in fp32 */
 };
+
+struct head of_trunk(const struct head_tv *h) { return {h->rows, h->width, h->vocabulary, h->type, h->gradient}; }
 
 size_t layout(const struct head_tv *h, void *base, chunk *c)
 {
@@ -29,13 +32,6 @@ size_t layout(const struct head_tv *h, void *base, chunk *c)
     c->slope = c->draft;
     if (h->type == GLM52_DTYPE_BF16) c->slope = carve<bf16>(base, &used, h->depths * c->rows * h->vocabulary);
     return used;
-}
-
-size_t head_tv_bytes(struct stream *, const struct head_tv *h)
-{
-    chunk c;
-
-    return head_in_bf16(h->type, h->width) ? head_tv_bf16_bytes(h) : layout(h, nullptr, &c);
 }
 
 /* x becomes its softmax, by a block. */
@@ -84,8 +80,8 @@ struct arguments {
     float *alpha, *loss;
 };
 
-/* Of one row: alpha and below of each depth, and the loss. With alpha_d' = alpha_d (1 + alpha_d+1'), the prefixes' products
- * sum to alpha_0'. */
+/* Of one row: alpha and below of each depth, and the loss. With alpha_d' = alpha_d (1 + alpha_d+1'), the prefixes'
+ * products sum to alpha_0'. */
 __device__ void row_loss(const arguments &x, int64_t i)
 {
     const int64_t vocabulary = x.h.vocabulary;
@@ -123,7 +119,8 @@ __device__ void row_gradient(const arguments &x, int64_t i)
             after = (double)x.alpha[later * x.h.rows + x.first + i] * (1 + after);
         const float factor = (float)(before * (1 + after)), below = x.c.below[d * x.rows + i];
         const float under = factor * (1.0f - below), over = -factor * below;
-        for (int64_t j = threadIdx.x; j < vocabulary; j += THREADS) slope[j] = to<T>(q[j] * (q[j] <= p[j] ? under : over));
+        for (int64_t j = threadIdx.x; j < vocabulary; j += THREADS)
+            slope[j] = to<T>(q[j] * (q[j] <= p[j] ? under : over));
         before *= (double)x.alpha[d * x.h.rows + x.first + i];
     }
 }
@@ -168,26 +165,38 @@ void run_chunk(cuda_device *d, const arguments &x, const void *target, const voi
     if (dx) matmul(d, &to_x, x.c.slope, w, (char *)dx + at);
 }
 
-void head_tv_fp32(cuda_device *d, const struct head_tv *h, const void *target, const void *draft, const void *w,
-                  const float *weight, float *alpha, float *loss, void *dx, void *workspace)
+void head_tv_fp32(cuda_device *d, const struct head_tv *h, const struct head_trunk *trunk,
+                  const struct head_drafts *drafts, const void *w, void *workspace)
 {
-    arguments x = {*h, {}, 0, 0, weight, alpha, loss};
+    const struct head plain = of_trunk(h);
+    arguments x = {*h, {}, 0, 0, drafts->weight, drafts->alpha, drafts->loss};
 
+    head_loss_fp32(d, &plain, trunk->x, w, trunk->label, trunk->weight, trunk->loss, nullptr, trunk->dx, trunk->dw,
+                   workspace);
     layout(h, workspace, &x.c);
     for (; x.first < h->rows; x.first += x.c.rows) {
         x.rows = std::min(x.c.rows, h->rows - x.first);
-        run_chunk(d, x, target, draft, w, dx);
+        run_chunk(d, x, trunk->x, drafts->x, w, drafts->dx);
     }
     launched(d, "head_tv");
 }
 
-void run_head_tv(struct stream *s, const struct head_tv *h, const void *target, const void *draft, const void *w,
-                 const float *weight, float *alpha, float *loss, void *dx, void *workspace)
+size_t head_tv_bytes(struct stream *, const struct head_tv *h)
+{
+    const struct head plain = of_trunk(h);
+    chunk c;
+
+    if (head_in_bf16(h->type, h->width)) return head_tv_bf16_bytes(h);
+    return std::max(layout(h, nullptr, &c), head_loss_fp32_bytes(&plain));
+}
+
+void run_head_tv(struct stream *s, const struct head_tv *h, const struct head_trunk *trunk,
+                 const struct head_drafts *drafts, const void *w, void *workspace)
 {
     const auto run = head_in_bf16(h->type, h->width) ? head_tv_bf16 : head_tv_fp32;
 
-    count_head_tv(s, h, dx != nullptr);
-    run(device_of(s), h, target, draft, w, weight, alpha, loss, dx, workspace);
+    count_head_tv(s, h, (trunk->dx != nullptr) + (trunk->dw != nullptr), drafts->dx != nullptr);
+    run(device_of(s), h, trunk, drafts, w, workspace);
 }
 
 } /* namespace */

@@ -1,5 +1,4 @@
-/* head_loss with logits in bf16: of a chunk of rows they exist once, and become their own gradient in place. The label's logit
- * is made again in fp32, and kept apart from the sum over the others: a loss near 0 then is as exact as one that is not. */
+/* head_loss with logits in bf16: of a chunk of rows they exist once, and become their own gradient in place. */
 #include "head/row_bf16.cuh"
 
 namespace {
@@ -25,34 +24,12 @@ __device__ bool is_first_largest(const bf16 *row, int mine, float most)
     return !__syncthreads_or(earlier);
 }
 
-/* weight * softmax; at the label weight * (softmax - 1) = -weight * the others' share. */
-__device__ void row_gradient(bf16 *row, int vocabulary, int mine, float most, float scale, float at_label)
-{
-    const bf16 *const rows[1] = {row};
-
-    each_piece<true>(rows, vocabulary, [&](int piece, const uint4 (&raw)[1]) {
-        float z[PIECE];
-
-        unpack(raw[0], z);
-#pragma unroll
-        for (int i = 0; i < PIECE; i++) z[i] = scale * exp_of(z[i] - most);
-        if (piece == mine / PIECE) {
-#pragma unroll
-            for (int i = 0; i < PIECE; i++)
-                if (i == mine % PIECE) z[i] = at_label;
-        }
-        ((uint4 *)row)[piece] = pack(z);
-    });
-}
-
 /* A block a row. */
 __global__ __launch_bounds__(ROW_THREADS, 1) void loss_kernel(const arguments g)
 {
     const int64_t i = blockIdx.x;
     const int mine = g.label[i];
-    const float weight = g.weight && mine >= 0 ? g.weight[i] : 0;
     bf16 *row = g.logits + i * g.pitch;
-    float part = 0;
 
     if (mine < 0) {
         if (threadIdx.x == 0) g.loss[i] = 0;
@@ -60,23 +37,16 @@ __global__ __launch_bounds__(ROW_THREADS, 1) void loss_kernel(const arguments g)
         if (g.weight) clear_row(row, g.vocabulary);
         return;
     }
-    for (int64_t j = threadIdx.x; j < g.width; j += ROW_THREADS) part += get(g.x[i * g.width + j]) * get(g.w[mine * g.width + j]);
-    const float own = block_sum<ROW_THREADS>(part);
-    const softmax_sum others = row_sum(row, g.vocabulary, mine);
-    const float most = fmaxf(others.most, own);
-    const float rest = others.sum == 0 ? 0 : others.sum * exp_of(others.most - most), sum = rest + exp_of(own - most);
-    const bool first = g.hit && is_first_largest(row, mine, others.most);
+    const row_loss r = loss_of(row, g.vocabulary, mine, g.x + i * g.width, g.w + mine * g.width, g.width);
+    const bool first = g.hit && is_first_largest(row, mine, r.others.most);
 
     if (threadIdx.x == 0) {
-        g.loss[i] = own == most ? log1pf(rest) : logf(sum) + (most - own);
+        g.loss[i] = loss_value(r);
         if (g.hit) g.hit[i] = first ? 1.0f : 0.0f;
     }
     if (!g.weight) return;
     __syncthreads(); /* the logits may be overwritten */
-    if (weight == 0)
-        clear_row(row, g.vocabulary);
-    else
-        row_gradient(row, g.vocabulary, mine, most, weight / sum, -weight * (rest / sum));
+    to_gradient(row, g.vocabulary, slope_of(r, g.weight[i], mine));
 }
 
 struct chunk {

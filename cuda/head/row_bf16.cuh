@@ -1,5 +1,6 @@
-/* A row of bf16 logits and the block of threads that works on it. Each pass over a row is in 16-byte pieces; a pass that
- * follows another goes the other way, so that it begins with what is still in L2. Sums are fp32 and fixed in their order. */
+/* A row of bf16 logits and the block of threads that works on it. Each pass over a row is in 16-byte pieces; a pass
+ * that follows another goes the other way, so that it begins with what is still in L2. Sums are fp32 and fixed in their
+ * order. */
 #pragma once
 
 #include "head/head.cuh"
@@ -41,8 +42,8 @@ __device__ __forceinline__ uint4 pack(const float (&z)[PIECE])
     return make_uint4(word[0], word[1], word[2], word[3]);
 }
 
-/* f(piece, its raw logits of each row) for each of the thread's pieces, several at a time; the last piece may be short: what lies
- * beyond the vocabulary is the padding between rows. */
+/* f(piece, its raw logits of each row) for each of the thread's pieces, several at a time; the last piece may be short:
+ * what lies beyond the vocabulary is the padding between rows. */
 template <bool DOWN, int ROWS, class F>
 __device__ __forceinline__ void each_piece(const bf16 *const (&row)[ROWS], int vocabulary, F f)
 {
@@ -72,6 +73,14 @@ __device__ __forceinline__ void each_piece(const bf16 *const (&row)[ROWS], int v
 struct softmax_sum {
     float most, sum; /* the largest logit; sum exp(logit - most) */
 };
+
+/* With one more logit. */
+__device__ __forceinline__ softmax_sum joined(softmax_sum s, float logit)
+{
+    const float most = fmaxf(s.most, logit);
+
+    return {most, (s.sum == 0 ? 0 : s.sum * exp_of(s.most - most)) + exp_of(logit - most)};
+}
 
 /* Of all logits of the row but the one at `without` (-1: all). */
 __device__ __forceinline__ softmax_sum row_sum(const bf16 *row, int vocabulary, int without)
@@ -103,10 +112,76 @@ __device__ __forceinline__ softmax_sum row_sum(const bf16 *row, int vocabulary, 
     return {all, block_sum<ROW_THREADS>(sum == 0 ? 0 : sum * exp_of(most - all))};
 }
 
+/* The cross-entropy of a row. The label's logit is made again in fp32, and kept apart from the sum over the others: a
+ * loss near 0 then is as exact as one that is not. */
+struct row_loss {
+    softmax_sum others;
+    float own, most, share, rest; /* the label's logit; of all: the largest; exp(own - most), and those of the others */
+};
+
+/* x: the row's state; w: the weights of its label, which is at `mine`. */
+__device__ __forceinline__ row_loss loss_of(const bf16 *row, int vocabulary, int mine, const bf16 *x, const bf16 *w,
+                                            int64_t width)
+{
+    row_loss r;
+    float part = 0;
+
+    for (int64_t j = threadIdx.x; j < width; j += ROW_THREADS) part += get(x[j]) * get(w[j]);
+    r.own = block_sum<ROW_THREADS>(part);
+    r.others = row_sum(row, vocabulary, mine);
+    r.most = fmaxf(r.others.most, r.own);
+    r.share = exp_of(r.own - r.most);
+    r.rest = r.others.sum == 0 ? 0 : r.others.sum * exp_of(r.others.most - r.most);
+    return r;
+}
+
+__device__ __forceinline__ float loss_value(const row_loss &r)
+{
+    return r.own == r.most ? log1pf(r.rest) : logf(r.rest + r.share) + (r.most - r.own);
+}
+
+/* What the gradient of a row takes: it is scale * exp(logit - most), at the label at_label. */
+struct row_slope {
+    float most, scale, at_label;
+    int label; /* -1: zeros */
+};
+
+/* weight * softmax; at the label weight * (softmax - 1) = -weight * the others' share */
+__device__ __forceinline__ row_slope slope_of(const row_loss &r, float weight, int mine)
+{
+    const float sum = r.rest + r.share;
+
+    return {r.most, weight / sum, -weight * (r.rest / sum), weight == 0 ? -1 : mine};
+}
+
 /* The row becomes zeros. */
 __device__ __forceinline__ void clear_row(bf16 *row, int vocabulary)
 {
     for (int i = threadIdx.x; i < (vocabulary + PIECE - 1) / PIECE; i += ROW_THREADS) ((uint4 *)row)[i] = uint4{};
+}
+
+/* The row becomes its gradient. */
+__device__ __forceinline__ void to_gradient(bf16 *row, int vocabulary, row_slope s)
+{
+    const bf16 *const rows[1] = {row};
+
+    if (s.label < 0) {
+        clear_row(row, vocabulary);
+        return;
+    }
+    each_piece<true>(rows, vocabulary, [&](int piece, const uint4 (&raw)[1]) {
+        float z[PIECE];
+
+        unpack(raw[0], z);
+#pragma unroll
+        for (int i = 0; i < PIECE; i++) z[i] = s.scale * exp_of(z[i] - s.most);
+        if (piece == s.label / PIECE) {
+#pragma unroll
+            for (int i = 0; i < PIECE; i++)
+                if (i == s.label % PIECE) z[i] = s.at_label;
+        }
+        ((uint4 *)row)[piece] = pack(z);
+    });
 }
 
 } /* namespace */

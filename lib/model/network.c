@@ -15,7 +15,7 @@ static struct head_tv tv_shape(const struct network *n, int64_t rows)
     const struct model_config *c = &n->model->config.model;
 
     return (struct head_tv){.rows = rows, .width = c->hidden_size, .vocabulary = c->vocab_size, .depths = n->mtp.depths,
-                            .type = n->model->type};
+                            .type = n->model->type, .gradient = n->model->parameters.head->gradient_type};
 }
 
 /* ---- building ---- */
@@ -312,17 +312,25 @@ static void mtp_cross_entropy(struct network *n, struct pass *f, const struct in
     f->depth = -1;
 }
 
-static void mtp_total_variation(struct network *n, struct pass *f, const struct input *in, int backward)
+/* The trunk's cross-entropy and the drafts' total variation. */
+static void total_variation(struct network *n, struct pass *f, const struct input *in, int backward)
 {
     struct head_tv h = tv_shape(n, f->rows);
-    float *alpha = at(f, n->alpha), *loss = at(f, n->loss), *so_far = at(f, n->hit);
+    float *alpha = at(f, n->alpha), *so_far = at(f, n->hit);
+    struct head_trunk trunk = {.x = at(f, n->final), .label = f->in->label, .weight = f->in->weight, .loss = at(f, n->loss),
+                               .dx = backward ? at(f, n->dx) : NULL,
+                               .dw = backward ? n->model->parameters.head->gradient : NULL};
+    struct head_drafts drafts = {.x = mtp_out(&n->mtp, f, 0), .weight = in[0].weight, .alpha = alpha, .loss = so_far,
+                                 .dx = backward ? mtp_dout(&n->mtp, f, 0) : NULL};
     void *workspace = at(f, n->head_workspace);
 
-    label(f, "mtp.head");
-    f->ops->head_tv(f->stream, &h, at(f, n->final), mtp_out(&n->mtp, f, 0), n->model->parameters.head->value, in[0].weight,
-                    alpha, loss, backward ? mtp_dout(&n->mtp, f, 0) : NULL, workspace);
-    f->ops->sum(f->stream, f->rows, loss, in[0].weight, n->sum + n->sums.mtp, workspace);
-    tap(f, "tv_rows", -1, GLM52_DTYPE_F32, 1, loss);
+    label(f, "head");
+    f->ops->head_tv(f->stream, &h, &trunk, &drafts, n->model->parameters.head->value, workspace);
+    f->ops->sum(f->stream, f->rows, trunk.loss, trunk.weight, n->sum + n->sums.ce, workspace);
+    f->ops->sum(f->stream, f->rows, drafts.loss, drafts.weight, n->sum + n->sums.mtp, workspace);
+    tap(f, "ce_rows", -1, GLM52_DTYPE_F32, 1, trunk.loss);
+    tap_logits(n, f, trunk.x);
+    tap(f, "tv_rows", -1, GLM52_DTYPE_F32, 1, drafts.loss);
     for (int d = 0; d < n->mtp.depths; d++) {
         f->depth = d;
         tap(f, "alpha", -1, GLM52_DTYPE_F32, 1, alpha + d * f->rows);
@@ -340,14 +348,14 @@ static void run_heads(struct network *n, struct pass *f, const struct input *in,
 {
     void *dw = n->model->parameters.head->gradient;
 
+    if (n->mtp.depths && n->model->config.mtp.loss == MTP_LOSS_TV) {
+        total_variation(n, f, in + 1, backward);
+        return;
+    }
     label(f, "head");
     cross_entropy(n, f, at(f, n->final), NULL, backward ? at(f, n->dx) : NULL, backward ? dw : NULL,
                   n->sum + n->sums.ce);
-    if (!n->mtp.depths) return;
-    if (n->model->config.mtp.loss == MTP_LOSS_TV)
-        mtp_total_variation(n, f, in + 1, backward);
-    else
-        mtp_cross_entropy(n, f, in + 1, backward);
+    if (n->mtp.depths) mtp_cross_entropy(n, f, in + 1, backward);
 }
 
 static void backward_layers(struct network *n, struct pass *b)

@@ -344,14 +344,16 @@ struct counted count_head_loss(struct stream *s, const struct head *h, int hits,
     return count(s, "head_loss", 2 * rows * width * vocabulary * (1 + gradients), bytes);
 }
 
-/* Trunk and drafts forward, drafts backward; rows of the trunk that two chunks need count once. */
-struct counted count_head_tv(struct stream *s, const struct head_tv *h, int with_gradient)
+/* of_trunk: gradients as in head_loss; of_drafts: whether theirs are wanted. */
+struct counted count_head_tv(struct stream *s, const struct head_tv *h, int of_trunk, int of_drafts)
 {
     double rows = (double)h->rows, width = (double)h->width, vocabulary = (double)h->vocabulary, depths = h->depths;
-    double bytes = size(h->type) * width * (rows * (1 + depths) + vocabulary) + WORD * rows * (2 + depths);
+    double bytes = size(h->type) * width * (rows * (1 + depths) + vocabulary) + WORD * rows * (4 + depths);
 
-    if (with_gradient) bytes += size(h->type) * width * rows * depths;
-    return count(s, "head_tv", 2 * rows * width * vocabulary * (1 + depths * (with_gradient ? 2 : 1)), bytes);
+    if (of_trunk) bytes += size(h->type) * rows * width + WORD * rows;
+    if (of_trunk > 1) bytes += 2 * size(h->gradient) * vocabulary * width;
+    if (of_drafts) bytes += size(h->type) * width * rows * depths;
+    return count(s, "head_tv", 2 * rows * width * vocabulary * (1 + of_trunk + depths * (of_drafts ? 2 : 1)), bytes);
 }
 
 /* ---- arithmetic and update ---- */

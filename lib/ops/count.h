@@ -59,7 +59,7 @@ struct counted count_swiglu_forward(struct stream *s, const struct swiglu *g, in
 struct counted count_swiglu_backward(struct stream *s, const struct swiglu *g, int weighted, int with_act);
 
 struct counted count_head_loss(struct stream *s, const struct head *h, int hits, int gradients);
-struct counted count_head_tv(struct stream *s, const struct head_tv *h, int with_gradient);
+struct counted count_head_tv(struct stream *s, const struct head_tv *h, int of_trunk, int of_drafts);
 
 struct counted count_add(struct stream *s, int64_t count, glm52_dtype type);
 struct counted count_convert(struct stream *s, int64_t count, glm52_dtype from, glm52_dtype to);

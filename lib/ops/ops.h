@@ -156,11 +156,27 @@ struct head {
     glm52_dtype type, gradient; /* of x, w and dx; of dw */
 };
 
-/* End-to-end total variation of `depths` drafts against the trunk (training.md 3.4). */
+/* The trunk's cross-entropy, and the end-to-end total variation of `depths` drafts against it (training.md 3.4). */
 struct head_tv {
     int64_t rows, width, vocabulary;
     int32_t depths;
-    glm52_dtype type;
+    glm52_dtype type, gradient; /* of states, w and their gradients; of dw */
+};
+
+/* What head_tv has of either side; each with or without its gradient. */
+struct head_trunk {
+    const void *x;        /* [rows,width] */
+    const int32_t *label; /* these as in head_loss */
+    const float *weight;
+    float *loss;
+    void *dx, *dw;
+};
+
+struct head_drafts {
+    const void *x; /* [depths,rows,width] */
+    const float *weight;
+    float *alpha, *loss; /* [depths,rows], [rows] */
+    void *dx;            /* like x */
 };
 
 /* What a step's loss is the sum of, as ranges of its sums; and from which multiple of the mean on it is a spike. */
@@ -380,14 +396,14 @@ struct ops {
     size_t (*head_loss_bytes)(struct stream *s, const struct head *h);
     void (*head_loss)(struct stream *s, const struct head *h, const void *x, const void *w, const int32_t *label,
                       const float *weight, float *loss, float *hit, void *dx, void *dw, void *workspace);
-    /* target [rows,width] trunk hidden states, draft [depths,rows,width]. alpha[d,t] = sum_v min(p, q), p = softmax of the
-     * trunk at row t + d + 1, q = softmax of draft d at row t; loss[t] = 1 - mean over prefixes of the product of alphas.
-     * Rows with weight[t] = 0 have no complete chain: alpha and loss 0, their trunk rows are not read. dx [depths,rows,
-     * width] overwritten: gradient of sum_t weight[t] * loss[t] through the drafts alone; NULL: not wanted. With states in
-     * bf16 the logits may be rounded to bf16; sums are fp32. */
+    /* head_loss of the trunk and the total variation of its drafts, which look at the same logits of the trunk. alpha[d,t] =
+     * sum_v min(p, q), p = softmax of the trunk at row t + d + 1, q = softmax of draft d at row t; the drafts' loss[t] = 1 -
+     * mean over prefixes of the product of alphas. Rows where the drafts' weight is 0 have no complete chain: alpha and loss
+     * 0, whatever the trunk has there. The drafts' dx is overwritten: gradient of sum_t weight[t] * loss[t] through the
+     * drafts alone; NULL: not wanted. With states in bf16 the logits may be rounded to bf16; sums are fp32. */
     size_t (*head_tv_bytes)(struct stream *s, const struct head_tv *h);
-    void (*head_tv)(struct stream *s, const struct head_tv *h, const void *target, const void *draft, const void *w,
-                    const float *weight, float *alpha, float *loss, void *dx, void *workspace);
+    void (*head_tv)(struct stream *s, const struct head_tv *h, const struct head_trunk *trunk,
+                    const struct head_drafts *drafts, const void *w, void *workspace);
 
     /* ---- arithmetic ---- */
     void (*add)(struct stream *s, int64_t count, glm52_dtype type, const void *x, void *y); /* y += x */

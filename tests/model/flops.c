@@ -187,7 +187,7 @@ static void expect(const int32_t *lengths, double fwd[FLOP_ITEMS], double total[
     struct flop_executions n = flop_executions(&config);
     struct visits v = count_visits(lengths, &n);
     int dense = config.train.attention == ATTENTION_DENSE, all = config.train.train_only == TRAIN_ALL;
-    int kind = config.indexer_loss.kind, tv = config.mtp.loss == MTP_LOSS_TV;
+    int kind = config.indexer_loss.kind;
     double heads = (double)m->num_attention_heads, rank = (double)m->kv_lora_rank, rope = (double)m->qk_rope_head_dim;
     double key = dense ? (double)m->qk_nope_head_dim + rope : rank + rope, value = dense ? (double)m->v_head_dim : rank;
     double score = (double)(m->index_n_heads * m->index_head_dim), depths = (double)config.mtp.depths;
@@ -210,10 +210,8 @@ static void expect(const int32_t *lengths, double fwd[FLOP_ITEMS], double total[
     /* Over selected keys the attention's backward leaves the teacher behind; with a frozen trunk it runs for that. */
     fwd[FLOP_INDEXER_TEACHER_QK] = 0;
     total[FLOP_INDEXER_TEACHER_QK] = kind == INDEXER_LOSS_SPARSE && !all ? 2 * heads * (3 * key + 2 * value) * v.support : 0;
-    /* TV: the target is part of the drafts' head. Detached heads have no gradient of their weights. */
-    double extra = tv ? (double)exact[FLOP_TV_TARGET_LOGITS].forward : 0;
-    fwd[FLOP_LOGITS] += extra;
-    total[FLOP_LOGITS] += extra - (all && config.mtp.detach_heads ? depths * head : 0);
+    /* TV: the target's logits are those of the trunk's own loss. Detached heads have no gradient of their weights. */
+    total[FLOP_LOGITS] -= all && config.mtp.detach_heads ? depths * head : 0;
     fwd[FLOP_TV_TARGET_LOGITS] = total[FLOP_TV_TARGET_LOGITS] = 0;
     /* Sparse attention absorbs and unabsorbs once more. */
     if (config.train.recompute == RECOMPUTE_LIGHT && !dense) total[FLOP_MLA_KV_UP] += fwd[FLOP_MLA_KV_UP];

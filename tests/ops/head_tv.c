@@ -1,4 +1,4 @@
-/* End-to-end total variation of drafts against the trunk. */
+/* The trunk's cross-entropy and the end-to-end total variation of drafts against it. */
 #include "case.h"
 
 static const glm52_dtype F32 = GLM52_DTYPE_F32, BF16 = GLM52_DTYPE_BF16;
@@ -6,6 +6,7 @@ static const glm52_dtype F32 = GLM52_DTYPE_F32, BF16 = GLM52_DTYPE_BF16;
 struct tv_case {
     struct head_tv shape;
     struct array *target, *draft, *w, *weight, *alpha, *loss, *dx;
+    struct array *label, *trunk_weight, *trunk_loss, *trunk_dx, *dw; /* of the trunk's own loss; dw NULL: not wanted */
     double *p, *q; /* probabilities: trunk [rows,vocabulary], drafts [depths,rows,vocabulary] */
     double rounding; /* of a logit, where logits may be bf16; else 0 */
 };
@@ -25,6 +26,13 @@ static struct tv_case tv_case(struct head_tv shape)
     c.alpha = array_output(F32, shape.depths * shape.rows);
     c.loss = array_output(F32, shape.rows);
     c.dx = array_output(shape.type, c.draft->count);
+    c.label = array_zero(GLM52_DTYPE_I32, shape.rows);
+    for (int64_t t = 0; t < shape.rows; t++) c.label->value[t] = t % 6 == 1 ? -1 : (double)draw_below(shape.vocabulary);
+    array_push(c.label);
+    c.trunk_weight = array_normal(F32, shape.rows, 1);
+    c.trunk_loss = array_output(F32, shape.rows);
+    c.trunk_dx = array_output(shape.type, c.target->count);
+    c.dw = array_zero(F32, c.w->count);
     c.p = doubles(shape.rows * shape.vocabulary);
     c.q = doubles(shape.depths * shape.rows * shape.vocabulary);
     return c;
@@ -114,13 +122,43 @@ static void plain_gradient(const struct tv_case *c, double *dx)
         }
 }
 
+/* with_gradient: 1 of both sides, 2 of the drafts alone, 3 of the trunk alone. */
 static void run(struct tv_case *c, int with_gradient)
 {
     struct array *workspace = array_workspace(ops->head_tv_bytes(device, &c->shape));
+    int of_trunk = with_gradient & 1;
+    struct head_trunk trunk = {c->target->at, c->label->at, c->trunk_weight->at, c->trunk_loss->at,
+                               of_trunk ? c->trunk_dx->at : NULL, of_trunk && c->dw ? c->dw->at : NULL};
+    struct head_drafts drafts = {c->draft->at, c->weight->at, c->alpha->at, c->loss->at,
+                                 with_gradient && with_gradient < 3 ? c->dx->at : NULL};
 
-    ops->head_tv(device, &c->shape, c->target->at, c->draft->at, c->w->at, c->weight->at, c->alpha->at, c->loss->at,
-                 with_gradient ? c->dx->at : NULL, workspace->at);
+    ops->head_tv(device, &c->shape, &trunk, &drafts, c->w->at, workspace->at);
     array_fetch(workspace);
+}
+
+/* The trunk's results are those of head_loss, which has a test of its own; dw begins with what it holds. */
+static void check_trunk(struct tv_case *c)
+{
+    const struct head_tv *h = &c->shape;
+    struct head plain = {h->rows, h->width, h->vocabulary, h->type, h->gradient};
+    struct array *loss = array_output(F32, h->rows), *dx = array_output(h->type, c->target->count);
+    struct array *dw = array_normal(h->gradient, c->w->count, 1);
+    struct array *workspace = array_workspace(ops->head_loss_bytes(device, &plain));
+    double rounding = 4 * c->rounding;
+
+    c->dw = array_from(h->gradient, dw->count, dw->value);
+    ops->head_loss(device, &plain, c->target->at, c->w->at, c->label->at, c->trunk_weight->at, loss->at, NULL, dx->at,
+                   dw->at, workspace->at);
+    array_fetch(loss);
+    array_fetch(dx);
+    array_fetch(dw);
+    array_poison(c->trunk_loss);
+    array_poison(c->trunk_dx);
+    array_poison(c->dx);
+    run(c, 3);
+    check_close(c->trunk_loss, loss->value, tolerance(F32, 8 * h->width) + rounding);
+    check_close(c->trunk_dx, dx->value, tolerance(h->type, h->vocabulary) + rounding);
+    check_close(c->dw, dw->value, tolerance(h->gradient, h->rows) * (h->gradient == BF16 ? 4 : 1) + rounding);
 }
 
 static void check_losses(struct tv_case *c)
@@ -148,6 +186,10 @@ static void check_case(struct tv_case *c, double *want)
     check_losses(c);
     array_poison(c->alpha);
     array_poison(c->loss);
+    run(c, 2);
+    check_losses(c);
+    array_poison(c->alpha);
+    array_poison(c->dx);
     run(c, 1);
     check_losses(c);
     check_close(c->dx, want, tolerance(c->shape.type, 2 * c->shape.vocabulary) + 4 * c->rounding);
@@ -159,21 +201,22 @@ static void check_tv(struct head_tv shape)
 
     fill_trunk(&c);
     check_case(&c, NULL);
+    check_trunk(&c);
 }
 
 CASE(head_tv, "odd shapes, broken chains, one depth, fewer rows than depths, one row, none, one token")
 {
-    check_tv((struct head_tv){17, 5, 23, 3, F32});
-    check_tv((struct head_tv){9, 4, 13, 1, F32});
-    check_tv((struct head_tv){3, 5, 7, 4, F32});
-    check_tv((struct head_tv){1, 5, 7, 2, F32});
-    check_tv((struct head_tv){0, 5, 7, 2, F32});
-    check_tv((struct head_tv){7, 3, 1, 2, F32});
+    check_tv((struct head_tv){17, 5, 23, 3, F32, F32});
+    check_tv((struct head_tv){9, 4, 13, 1, F32, F32});
+    check_tv((struct head_tv){3, 5, 7, 4, F32, F32});
+    check_tv((struct head_tv){1, 5, 7, 2, F32, F32});
+    check_tv((struct head_tv){0, 5, 7, 2, F32, F32});
+    check_tv((struct head_tv){7, 3, 1, 2, F32, F32});
 }
 
 CASE(head_tv, "bf16")
 {
-    check_tv((struct head_tv){13, 7, 19, 2, BF16});
+    check_tv((struct head_tv){13, 7, 19, 2, BF16, F32});
 }
 
 static double largest_logit(const struct head_tv *h, const struct array *x, const struct array *w)
@@ -201,37 +244,46 @@ static void check_wide(struct head_tv shape)
     fill_drafts(&c);
     plain_gradient(&c, want);
     check_case(&c, want);
+    check_trunk(&c);
     for (int i = 0; i < 3; i++) {
         array_poison(c.dx);
+        for (int64_t j = 0; j < c.dw->count; j++) c.dw->value[j] = 0;
+        array_push(c.dw);
         run(&c, 1);
         check_same(c.alpha);
         check_same(c.loss);
         check_same(c.dx);
+        check_same(c.trunk_loss);
+        check_same(c.trunk_dx);
+        check_same(c.dw);
     }
 }
 
 CASE(head_tv, "bf16 of wide rows: a vocabulary that is a multiple of nothing, GLM-5.2's, several chunks, one token")
 {
-    check_wide((struct head_tv){29, 40, 4097, 3, BF16});
-    check_wide((struct head_tv){5, 16, 154880, 1, BF16});
-    check_wide((struct head_tv){1309, 8, 67, 2, BF16});
-    check_wide((struct head_tv){9, 24, 1, 2, BF16});
-    check_wide((struct head_tv){3, 8, 9, 4, BF16});
-    check_wide((struct head_tv){1, 8, 9, 2, BF16});
-    check_wide((struct head_tv){0, 8, 100, 1, BF16});
+    check_wide((struct head_tv){29, 40, 4097, 3, BF16, F32});
+    check_wide((struct head_tv){5, 16, 154880, 1, BF16, BF16});
+    check_wide((struct head_tv){1309, 8, 67, 2, BF16, BF16});
+    check_wide((struct head_tv){9, 24, 1, 2, BF16, F32});
+    check_wide((struct head_tv){3, 8, 9, 4, BF16, F32});
+    check_wide((struct head_tv){1, 8, 9, 2, BF16, F32});
+    check_wide((struct head_tv){0, 8, 100, 1, BF16, F32});
 }
 
 CASE(head_tv, "trunk rows that no complete chain looks at are not numbers")
 {
-    struct tv_case c = tv_case((struct head_tv){15, 6, 21, 2, F32});
+    struct tv_case c = tv_case((struct head_tv){15, 6, 21, 2, F32, F32});
 
     for (int64_t t = 0; t < 15; t++)
         if (t != 4 && t != 5) c.weight->value[t] = 0;
     for (int64_t t = 0; t < 15; t++)
         for (int64_t j = 0; j < 6; j++)
             if (t < 5 || t > 7) c.target->value[t * 6 + j] = (double)NAN;
+    for (int64_t t = 0; t < 15; t++) c.label->value[t] = -1;
+    array_push(c.label);
     array_push(c.weight);
     array_push(c.target);
+    c.dw = NULL; /* to which no weight of 0 would keep what is not a number */
     fill_trunk(&c);
     check_case(&c, NULL);
 }
@@ -245,7 +297,7 @@ static void whole(struct array *a, int64_t most)
 
 CASE(head_tv, "drafts equal to the trunk, in all tokens and in some: equal counts as below")
 {
-    struct tv_case c = tv_case((struct head_tv){16, 3, 5, 2, F32});
+    struct tv_case c = tv_case((struct head_tv){16, 3, 5, 2, F32, F32});
     double *want = doubles(c.draft->count);
 
     whole(c.target, 1);
@@ -267,7 +319,7 @@ CASE(head_tv, "drafts equal to the trunk, in all tokens and in some: equal count
 
 CASE(head_tv, "acceptances of 0 leave the gradient of the others finite")
 {
-    struct tv_case c = tv_case((struct head_tv){12, 4, 9, 3, F32});
+    struct tv_case c = tv_case((struct head_tv){12, 4, 9, 3, F32, F32});
     double *want = doubles(c.draft->count);
 
     for (int64_t t = 0; t < 12; t++) /* trunk and middle draft sure of different tokens in some rows */
@@ -286,7 +338,7 @@ CASE(head_tv, "acceptances of 0 leave the gradient of the others finite")
 
 CASE(head_tv, "several chunks of rows, the same bits for any number of threads")
 {
-    struct tv_case c = tv_case((struct head_tv){401, 11, 67, 3, F32});
+    struct tv_case c = tv_case((struct head_tv){401, 11, 67, 3, F32, F32});
     double *want = doubles(c.draft->count);
 
     fill_trunk(&c);
@@ -294,12 +346,18 @@ CASE(head_tv, "several chunks of rows, the same bits for any number of threads")
     plain_gradient(&c, want);
     for (int threads = 1; threads <= 3; threads++) {
         device_threads(threads);
+        for (int64_t j = 0; j < c.dw->count; j++) c.dw->value[j] = 0;
+        array_push(c.dw);
         run(&c, 1);
         check_same(c.alpha);
         check_same(c.loss);
         check_same(c.dx);
+        check_same(c.trunk_loss);
+        check_same(c.trunk_dx);
+        check_same(c.dw);
     }
     check_case(&c, want);
+    check_trunk(&c);
 }
 
 CASE(head_tv, "no more memory than head_loss takes")
@@ -309,51 +367,64 @@ CASE(head_tv, "no more memory than head_loss takes")
 
     for (int i = 0; i < 6; i++)
         for (int32_t depths = 1; depths < 8; depths++) {
-            struct head_tv tv = {rows[i % 3], 512, vocabulary[i % 3], depths, types[i / 3]};
+            struct head_tv tv = {rows[i % 3], 512, vocabulary[i % 3], depths, types[i / 3], F32};
             struct head plain = {rows[i % 3], 512, vocabulary[i % 3], types[i / 3], F32};
+            size_t kept = (size_t)depths * (size_t)(vocabulary[i % 3] + 64) * 2; /* of the rows that follow a chunk */
 
-            /* 64 KB: sums of the rows, which are not as wide as the vocabulary */
-            ck_assert_uint_le(ops->head_tv_bytes(device, &tv), ops->head_loss_bytes(device, &plain) + 65536);
+            /* 96 KB: sums of the rows, which are not as wide as the vocabulary */
+            ck_assert_uint_le(ops->head_tv_bytes(device, &tv), ops->head_loss_bytes(device, &plain) + kept + (96 << 10));
         }
 }
 
-BENCH(head_tv, "with gradient, 7 depths, 2048 x 512 to 8192")
+BENCH(head_tv, "both gradients, 7 depths, 2048 x 512 to 8192")
 {
-    struct tv_case c = tv_case((struct head_tv){2048, 512, 8192, 7, strcmp(ops->name, "cpu") == 0 ? F32 : BF16});
+    struct tv_case c = tv_case((struct head_tv){2048, 512, 8192, 7, F32, F32});
     struct array *workspace = array_workspace(ops->head_tv_bytes(device, &c.shape));
+    struct head_trunk trunk = {c.target->at, c.label->at, c.trunk_weight->at, c.trunk_loss->at, c.trunk_dx->at, c.dw->at};
+    struct head_drafts drafts = {c.draft->at, c.weight->at, c.alpha->at, c.loss->at, c.dx->at};
 
     BENCH_LOOP
-        ops->head_tv(device, &c.shape, c.target->at, c.draft->at, c.w->at, c.weight->at, c.alpha->at, c.loss->at, c.dx->at,
-                     workspace->at);
-    bench_rate(2.0 * 2048 * 512 * 8192 * 15, 0);
+        ops->head_tv(device, &c.shape, &trunk, &drafts, c.w->at, workspace->at);
+    bench_rate(2.0 * 2048 * 512 * 8192 * (3 + 14), 0);
 }
 
 /* Logits of about -3 to 3, so that no probability is 0, as with gradients of zeros products would run faster. */
-static void bench_full(int64_t rows, int32_t depths)
+static void bench_full(int64_t rows, int32_t depths, glm52_dtype gradient)
 {
     enum { WIDTH = 6144, VOCABULARY = 154880 };
-    struct head_tv h = {rows, WIDTH, VOCABULARY, depths, BF16};
+    struct head_tv h = {rows, WIDTH, VOCABULARY, depths, BF16, gradient};
     struct array *target = array_zero(BF16, rows * WIDTH), *draft = array_zero(BF16, depths * rows * WIDTH);
-    struct array *w = array_random(BF16, (int64_t)VOCABULARY * WIDTH), *weight = array_random(F32, rows);
-    struct array *alpha = array_output(F32, depths * rows), *loss = array_output(F32, rows);
-    struct array *dx = array_random(BF16, draft->count);
+    struct array *w = array_random(BF16, (int64_t)VOCABULARY * WIDTH), *dw = array_random(gradient, w->count);
+    struct array *weight = array_random(F32, rows), *label = array_zero(GLM52_DTYPE_I32, rows);
+    struct array *alpha = array_output(F32, depths * rows), *loss = array_output(F32, 2 * rows);
+    struct array *dx = array_random(BF16, draft->count + target->count);
     struct array *workspace = array_random(BF16, (int64_t)ops->head_tv_bytes(device, &h) / 2);
+    struct head_trunk trunk = {target->at, label->at, weight->at, loss->at, dx->at, dw->at};
+    struct head_drafts drafts = {draft->at, weight->at, alpha->at, (float *)loss->at + rows,
+                                 (uint16_t *)dx->at + target->count};
 
     for (int64_t i = 0; i < draft->count; i++) draft->value[i] = (double)((i * 2654435761 >> 7) % 4093 - 2046) / 65536;
     for (int64_t i = 0; i < target->count; i++) target->value[i] = (double)((i * 2654435761 >> 9) % 4091 - 2045) / 65536;
+    for (int64_t i = 0; i < rows; i++) label->value[i] = (double)draw_below(VOCABULARY);
     array_push(draft);
     array_push(target);
+    array_push(label);
     BENCH_LOOP
-        ops->head_tv(device, &h, target->at, draft->at, w->at, weight->at, alpha->at, loss->at, dx->at, workspace->at);
+        ops->head_tv(device, &h, &trunk, &drafts, w->at, workspace->at);
     bench_counted();
 }
 
-BENCH_FULL(head_tv, "8192 x 6144 to 154880, one depth", "")
+BENCH_FULL(head_tv, "8192 x 6144 to 154880, 1 depth, fp32 dw", "")
 {
-    bench_full(8192, 1);
+    bench_full(8192, 1, F32);
 }
 
-BENCH_FULL(head_tv, "4096 x 6144 to 154880, 3 depths", "")
+BENCH_FULL(head_tv, "8192 x 6144 to 154880, 1 depth, bf16 dw", "")
 {
-    bench_full(4096, 3);
+    bench_full(8192, 1, BF16);
+}
+
+BENCH_FULL(head_tv, "4096 x 6144 to 154880, 3 depths, bf16 dw", "")
+{
+    bench_full(4096, 3, BF16);
 }

@@ -127,8 +127,8 @@ size_t cpu_head_loss_bytes(struct stream *s, const struct head *h);
 void cpu_head_loss(struct stream *s, const struct head *h, const void *x, const void *w, const int32_t *label,
                    const float *weight, float *loss, float *hit, void *dx, void *dw, void *workspace);
 size_t cpu_head_tv_bytes(struct stream *s, const struct head_tv *h);
-void cpu_head_tv(struct stream *s, const struct head_tv *h, const void *target, const void *draft, const void *w,
-                 const float *weight, float *alpha, float *loss, void *dx, void *workspace);
+void cpu_head_tv(struct stream *s, const struct head_tv *h, const struct head_trunk *trunk,
+                 const struct head_drafts *drafts, const void *w, void *workspace);
 void cpu_add(struct stream *s, int64_t count, glm52_dtype type, const void *x, void *y);
 void cpu_convert(struct stream *s, int64_t count, glm52_dtype from, const void *x, glm52_dtype to, void *y);
 size_t cpu_sum_bytes(struct stream *s, int64_t count);

@@ -60,10 +60,9 @@ static struct gemm to_logits(const struct head *h, int64_t rows)
                          .c_type = GLM52_DTYPE_F32};
 }
 
-void cpu_head_loss(struct stream *s, const struct head *h, const void *x, const void *w, const int32_t *label,
+void head_loss_run(struct stream *s, const struct head *h, const void *x, const void *w, const int32_t *label,
                    const float *weight, float *loss, float *hit, void *dx, void *dw, void *workspace)
 {
-    struct counted call = count_head_loss(s, h, hit != NULL, (dx != NULL) + (dw != NULL));
     int64_t step = head_chunk_rows(h), size = (int64_t)dtype_size(h->type), width = h->width, vocabulary = h->vocabulary;
     float *logits = workspace;
 
@@ -91,5 +90,13 @@ void cpu_head_loss(struct stream *s, const struct head *h, const void *x, const 
             if (dw) gemm_run(s, &to_w, logits, x_rows, dw);
         }
     }
+}
+
+void cpu_head_loss(struct stream *s, const struct head *h, const void *x, const void *w, const int32_t *label,
+                   const float *weight, float *loss, float *hit, void *dx, void *dw, void *workspace)
+{
+    struct counted call = count_head_loss(s, h, hit != NULL, (dx != NULL) + (dw != NULL));
+
+    head_loss_run(s, h, x, w, label, weight, loss, hit, dx, dw, workspace);
     count_end(call);
 }

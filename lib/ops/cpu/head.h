@@ -16,4 +16,8 @@ static inline int64_t head_chunk_rows(const struct head *h)
     return least(rows, h->rows);
 }
 
+/* head_loss without being counted. */
+void head_loss_run(struct stream *s, const struct head *h, const void *x, const void *w, const int32_t *label,
+                   const float *weight, float *loss, float *hit, void *dx, void *dw, void *workspace);
+
 #endif

@@ -1,6 +1,6 @@
-/* End-to-end total variation of drafts against the trunk (training.md 3.4), fused with the head: in the memory of one
- * chunk of head_loss stand the trunk's logits of a few rows and of those that follow, and the drafts' of all depths, which
- * become probabilities and then their own gradient in place. */
+/* End-to-end total variation of drafts against the trunk (training.md 3.4), fused with the head, after the trunk's own loss,
+ * for which its logits are made once more: in the memory of one chunk of head_loss stand the trunk's logits of a few rows and
+ * of those that follow, and the drafts' of all depths, which become probabilities and then their own gradient in place. */
 #include "ops/count.h"
 #include "ops/cpu/cpu.h"
 #include "ops/cpu/expf.h"
@@ -15,9 +15,14 @@ struct chunk {
     size_t bytes;
 };
 
+static struct head of_trunk(const struct head_tv *h)
+{
+    return (struct head){h->rows, h->width, h->vocabulary, h->type, h->gradient};
+}
+
 static struct chunk chunk_of(const struct head_tv *h, void *workspace)
 {
-    struct head plain = {.rows = h->rows, .width = h->width, .vocabulary = h->vocabulary, .type = h->type};
+    struct head plain = of_trunk(h);
     int64_t logits = h->vocabulary * (int64_t)sizeof(float), state = h->width * (int64_t)dtype_size(h->type);
     int64_t rows = (head_chunk_rows(&plain) - (h->depths - 1)) * logits / ((h->depths + 1) * logits + h->depths * state);
     struct chunk c = {.rows = least(rows > 1 ? rows : 1, h->rows)};
@@ -33,8 +38,10 @@ static struct chunk chunk_of(const struct head_tv *h, void *workspace)
 
 size_t cpu_head_tv_bytes(struct stream *s, const struct head_tv *h)
 {
-    (void)s;
-    return chunk_of(h, NULL).bytes;
+    struct head plain = of_trunk(h);
+    size_t loss = cpu_head_loss_bytes(s, &plain), drafts = chunk_of(h, NULL).bytes;
+
+    return loss > drafts ? loss : drafts;
 }
 
 static void softmax(float *x, int64_t count)
@@ -153,10 +160,9 @@ static void return_states(const struct head_tv *h, int64_t first, int64_t rows, 
         memcpy((char *)dx + (d * h->rows + first) * row, (const char *)state + d * rows * row, (size_t)(rows * row));
 }
 
-void cpu_head_tv(struct stream *s, const struct head_tv *h, const void *target, const void *draft, const void *w,
-                 const float *weight, float *alpha, float *loss, void *dx, void *workspace)
+static void draft_losses(struct stream *s, const struct head_tv *h, const void *target, const struct head_drafts *drafts,
+                         const void *w, void *workspace)
 {
-    struct counted call = count_head_tv(s, h, dx != NULL);
     struct chunk c = chunk_of(h, workspace);
     int64_t size = (int64_t)dtype_size(h->type), width = h->width, vocabulary = h->vocabulary;
 
@@ -165,21 +171,31 @@ void cpu_head_tv(struct stream *s, const struct head_tv *h, const void *target, 
         struct gemm trunk = {.m = trunk_rows, .n = vocabulary, .k = width, .lda = width, .ldb = width,
                              .ldc = vocabulary, .batch = 1, .transpose_b = 1, .a_type = h->type, .b_type = h->type,
                              .c_type = GLM52_DTYPE_F32};
-        struct gemm drafts = trunk;
+        struct gemm states = trunk;
         struct gemm to_x = {.m = h->depths * rows, .n = width, .k = vocabulary, .lda = vocabulary, .ldb = width,
                             .ldc = width, .batch = 1, .a_type = GLM52_DTYPE_F32, .b_type = h->type, .c_type = h->type};
 
-        drafts.m = h->depths * rows;
-        copy_states(h, first, rows, draft, c.state);
+        states.m = h->depths * rows;
+        copy_states(h, first, rows, drafts->x, c.state);
         gemm_run(s, &trunk, (const char *)target + (first + 1) * width * size, w, c.trunk);
-        gemm_run(s, &drafts, c.state, w, c.draft);
+        gemm_run(s, &states, c.state, w, c.draft);
 #pragma omp parallel for schedule(static) num_threads(cpu_team(s, (double)trunk_rows * (double)vocabulary * 8))
         for (int64_t row = 0; row < trunk_rows; row++) softmax(c.trunk + row * vocabulary, vocabulary);
-        chunk_losses(s, h, &c, first, rows, weight, alpha, loss, dx != NULL);
-        if (dx) {
+        chunk_losses(s, h, &c, first, rows, drafts->weight, drafts->alpha, drafts->loss, drafts->dx != NULL);
+        if (drafts->dx) {
             gemm_run(s, &to_x, c.draft, w, c.state);
-            return_states(h, first, rows, c.state, dx);
+            return_states(h, first, rows, c.state, drafts->dx);
         }
     }
+}
+
+void cpu_head_tv(struct stream *s, const struct head_tv *h, const struct head_trunk *trunk,
+                 const struct head_drafts *drafts, const void *w, void *workspace)
+{
+    struct counted call = count_head_tv(s, h, (trunk->dx != NULL) + (trunk->dw != NULL), drafts->dx != NULL);
+    struct head plain = of_trunk(h);
+
+    head_loss_run(s, &plain, trunk->x, w, trunk->label, trunk->weight, trunk->loss, NULL, trunk->dx, trunk->dw, workspace);
+    draft_losses(s, h, trunk->x, drafts, w, workspace);
     count_end(call);
 }

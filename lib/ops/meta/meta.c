@@ -305,10 +305,10 @@ static void meta_head_loss(struct stream *s, const struct head *h, const void *x
     count_head_loss(s, h, hit != NULL, (dx != NULL) + (dw != NULL));
 }
 
-static void meta_head_tv(struct stream *s, const struct head_tv *h, const void *target, const void *draft, const void *w,
-                         const float *weight, float *alpha, float *loss, void *dx, void *workspace)
+static void meta_head_tv(struct stream *s, const struct head_tv *h, const struct head_trunk *trunk,
+                         const struct head_drafts *drafts, const void *w, void *workspace)
 {
-    count_head_tv(s, h, dx != NULL);
+    count_head_tv(s, h, (trunk->dx != NULL) + (trunk->dw != NULL), drafts->dx != NULL);
 }
 
 static void meta_add(struct stream *s, int64_t count, glm52_dtype type, const void *x, void *y)
