@@ -1,4 +1,6 @@
-/* Products by cuBLASLt. What serves a shape best is asked once and kept, since asking takes longer than most products.
+/* Products by cuBLASLt. What serves a shape best is asked once and kept, since asking takes longer than most products. Where
+ * Hopper was seen to do better than cuBLASLt's first choice, another of its choices is taken; never by timing, which would
+ * choose differently from run to run.
  *
  * cuBLASLt thinks in columns: a row-major c = a b is its c^T = b^T a^T, so operands trade places. Sums are fp32 without TF32,
  * and split sums are added in fp32 in a fixed order (no reduction in place, which is atomic). */
@@ -71,8 +73,52 @@ void describe(product_plan *p)
     lay_out(&p->result, g->c_type, g->n, g->m, g->ldc, g->batch, g->stride_c);
 }
 
+struct tile_size {
+    cublasLtMatmulTile_t tile;
+    int64_t m, n; /* rows and columns of c */
+};
+
+/* The tile for a large product of bf16, by what was measured on an H200, alone and among other products, at 8192 tokens and
+ * the widths of GLM-5.2 (docs/performance.md): small tiles, of which a multiprocessor holds two, write one while they sum
+ * another, which pays where the depth is short or c is wide. */
+tile_size wanted_tile(const struct gemm *g)
+{
+    constexpr tile_size none = {CUBLASLT_MATMUL_TILE_UNDEFINED, 1, 1};
+    constexpr int64_t LARGE = 1024, WIDE = 6144, SHORT = 2048, SHORT_OF_HEAD = 512;
+
+    if (g->a_type != GLM52_DTYPE_BF16 || g->m < LARGE || (g->transpose_a && g->transpose_b)) return none;
+    if (g->batch > 1 && (g->transpose_a || g->k > SHORT_OF_HEAD)) return none;
+    if (g->batch > 1) return {CUBLASLT_MATMUL_TILE_128x128, 128, 128};
+    if (g->n < LARGE) return none;
+    if (g->transpose_a && g->k > SHORT) return {CUBLASLT_MATMUL_TILE_256x128, 128, 256};
+    if (g->transpose_a) return {CUBLASLT_MATMUL_TILE_128x160, 160, 128};
+    if (g->n < WIDE || g->c_type != GLM52_DTYPE_BF16) return none;
+    if (g->transpose_b) return {CUBLASLT_MATMUL_TILE_176x128, 128, 176};
+    return {CUBLASLT_MATMUL_TILE_128x160, 160, 128};
+}
+
+/* Which of cuBLASLt's choices: the first with the wanted tile, if no multiprocessor is then idle for long, else the first. */
+int choose(const cuda_device *d, const struct gemm *g, const cublasLtMatmulHeuristicResult_t *offered, int count)
+{
+    constexpr int64_t ROUNDS = 12; /* of tiles; the last may be nearly empty */
+    const tile_size wanted = wanted_tile(g);
+
+    if (g->batch * divided(g->m, wanted.m) * divided(g->n, wanted.n) < ROUNDS * d->multiprocessors) return 0;
+    for (int i = 0; i < count; i++) {
+        uint32_t tile = CUBLASLT_MATMUL_TILE_UNDEFINED, splits = 1;
+        size_t written;
+
+        cublasLtMatmulAlgoConfigGetAttribute(&offered[i].algo, CUBLASLT_ALGO_CONFIG_TILE_ID, &tile, sizeof tile, &written);
+        cublasLtMatmulAlgoConfigGetAttribute(&offered[i].algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &splits, sizeof splits,
+                                             &written);
+        if (tile == (uint32_t)wanted.tile && splits <= 1) return i;
+    }
+    return 0;
+}
+
 bool choose_algorithm(cuda_device *d, product_plan *p)
 {
+    constexpr int OFFERS = 12;
     const uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     const uint32_t align[4] = {(uint32_t)p->key.alignment[1], (uint32_t)p->key.alignment[0], (uint32_t)p->key.alignment[2],
                                (uint32_t)p->key.alignment[3]};
@@ -80,7 +126,7 @@ bool choose_algorithm(cuda_device *d, product_plan *p)
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
     cublasLtMatmulPreferenceOpaque_t preference;
-    cublasLtMatmulHeuristicResult_t best;
+    cublasLtMatmulHeuristicResult_t offered[OFFERS];
     int found = 0;
 
     cublasLtMatmulPreferenceInit(&preference);
@@ -88,11 +134,11 @@ bool choose_algorithm(cuda_device *d, product_plan *p)
                                          sizeof PRODUCT_BYTES);
     cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes);
     for (int i = 0; i < 4; i++) cublasLtMatmulPreferenceSetAttribute(&preference, which[i], &align[i], sizeof align[i]);
-    if (cublasLtMatmulAlgoGetHeuristic(d->blas, &p->operation, &p->left, &p->right, &p->result, &p->result, &preference, 1,
-                                       &best, &found) != CUBLAS_STATUS_SUCCESS ||
+    if (cublasLtMatmulAlgoGetHeuristic(d->blas, &p->operation, &p->left, &p->right, &p->result, &p->result, &preference,
+                                       OFFERS, offered, &found) != CUBLAS_STATUS_SUCCESS ||
         found == 0)
         return false;
-    p->algorithm = best.algo;
+    p->algorithm = offered[choose(d, &p->key.shape, offered, found)].algo;
     return true;
 }
 
