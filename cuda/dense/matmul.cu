@@ -111,7 +111,7 @@ int choose(const cuda_device *d, const struct gemm *g, const cublasLtMatmulHeuri
         cublasLtMatmulAlgoConfigGetAttribute(&offered[i].algo, CUBLASLT_ALGO_CONFIG_TILE_ID, &tile, sizeof tile, &written);
         cublasLtMatmulAlgoConfigGetAttribute(&offered[i].algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &splits, sizeof splits,
                                              &written);
-        if (tile == (uint32_t)wanted.tile && splits <= 1) return i;
+        if (offered[i].state == CUBLAS_STATUS_SUCCESS && tile == (uint32_t)wanted.tile && splits <= 1) return i;
     }
     return 0;
 }

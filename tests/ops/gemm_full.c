@@ -1,4 +1,8 @@
-/* The dense products of GLM-5.2 at its full width: forward, to the rows, and to the weights in either type. */
+/* The dense products of GLM-5.2 at its full width: forward, to the rows, and to the weights in either type. Arrays exist on the
+ * device alone. */
+#include <stdlib.h>
+#include <string.h>
+
 #include "case.h"
 
 static const glm52_dtype F32 = GLM52_DTYPE_F32, BF16 = GLM52_DTYPE_BF16;
@@ -9,15 +13,26 @@ static int64_t extent(int64_t lines, int64_t length, int64_t ld, int64_t batch, 
     return (batch - 1) * stride + (lines - 1) * ld + length;
 }
 
+struct operands {
+    struct array *a, *b, *c;
+};
+
+static struct operands operands_of(const struct gemm *g)
+{
+    int64_t a_lines = g->transpose_a ? g->k : g->m, b_lines = g->transpose_b ? g->n : g->k;
+    int64_t a_length = g->m * g->k / a_lines, b_length = g->n * g->k / b_lines;
+
+    return (struct operands){array_random(g->a_type, extent(a_lines, a_length, g->lda, g->batch, g->stride_a)),
+                             array_random(g->b_type, extent(b_lines, b_length, g->ldb, g->batch, g->stride_b)),
+                             array_random(g->c_type, extent(g->m, g->n, g->ldc, g->batch, g->stride_c))};
+}
+
 static void bench_full(struct gemm g)
 {
-    int64_t a_lines = g.transpose_a ? g.k : g.m, b_lines = g.transpose_b ? g.n : g.k;
-    struct array *a = array_random(g.a_type, extent(a_lines, g.m * g.k / a_lines, g.lda, g.batch, g.stride_a));
-    struct array *b = array_random(g.b_type, extent(b_lines, g.n * g.k / b_lines, g.ldb, g.batch, g.stride_b));
-    struct array *c = array_random(g.c_type, extent(g.m, g.n, g.ldc, g.batch, g.stride_c));
+    struct operands o = operands_of(&g);
 
     BENCH_LOOP
-        ops->gemm(device, &g, a->at, b->at, c->at);
+        ops->gemm(device, &g, o.a->at, o.b->at, o.c->at);
     bench_counted();
 }
 
@@ -75,6 +90,100 @@ static struct gemm head_weight(int64_t rows, int64_t n, int64_t x_width, int64_t
     g.c_type = type;
     return g;
 }
+
+/* ---- large enough for the tiles that large products get, a few rows looked at ---- */
+
+enum { LOOKED_AT = 7 };
+
+static double number(const struct array *like, const void *elements, int64_t i)
+{
+    uint32_t bits;
+    float x;
+
+    if (like->type == F32) return (double)((const float *)elements)[i];
+    bits = (uint32_t)((const uint16_t *)elements)[i] << 16;
+    memcpy(&x, &bits, sizeof x);
+    return (double)x;
+}
+
+static void *all_of(const struct array *a)
+{
+    size_t bytes = (size_t)a->count * dtype_size(a->type);
+    void *copy = malloc(bytes);
+
+    ck_assert_ptr_nonnull(copy);
+    ops->download(device, copy, a->at, bytes);
+    return copy;
+}
+
+/* want: what the row holds, if g.add; then that and the product. */
+static void plain_row(const struct gemm *g, const struct array *a, const void *a_all, const struct array *b,
+                      const void *b_all, int64_t batch, int64_t row, double *want)
+{
+    for (int64_t j = 0; j < g->n; j++) {
+        double sum = g->add ? want[j] : 0;
+
+        for (int64_t k = 0; k < g->k; k++) {
+            int64_t left = batch * g->stride_a + (g->transpose_a ? k * g->lda + row : row * g->lda + k);
+            int64_t right = batch * g->stride_b + (g->transpose_b ? j * g->ldb + k : k * g->ldb + j);
+
+            sum += number(a, a_all, left) * number(b, b_all, right);
+        }
+        want[j] = sum;
+    }
+}
+
+static void read_row(const struct gemm *g, const struct array *c, int64_t batch, int64_t row, double *values)
+{
+    size_t size = dtype_size(c->type);
+    char *from = (char *)c->at + (size_t)(batch * g->stride_c + row * g->ldc) * size;
+    void *copy = malloc((size_t)g->n * size);
+
+    ck_assert_ptr_nonnull(copy);
+    ops->download(device, copy, from, (size_t)g->n * size);
+    for (int64_t j = 0; j < g->n; j++) values[j] = number(c, copy, j);
+    free(copy);
+}
+
+static void check_large(struct gemm g)
+{
+    struct operands o = operands_of(&g);
+    double *want = doubles(LOOKED_AT * g.n), *got = doubles(g.n), largest = 0;
+    int64_t row[LOOKED_AT], batch[LOOKED_AT];
+    void *a = all_of(o.a), *b = all_of(o.b);
+
+    for (int i = 0; i < LOOKED_AT; i++) {
+        row[i] = i == 0 ? g.m - 1 : draw_below(g.m);
+        batch[i] = i == 0 ? g.batch - 1 : draw_below(g.batch);
+        read_row(&g, o.c, batch[i], row[i], want + i * g.n);
+        plain_row(&g, o.a, a, o.b, b, batch[i], row[i], want + i * g.n);
+        for (int64_t j = 0; j < g.n; j++) largest = fmax(largest, fabs(want[i * g.n + j]));
+    }
+    ops->gemm(device, &g, o.a->at, o.b->at, o.c->at);
+    device_wait();
+    for (int i = 0; i < LOOKED_AT; i++) {
+        read_row(&g, o.c, batch[i], row[i], got);
+        for (int64_t j = 0; j < g.n; j++)
+            ck_assert_msg(fabs(got[j] - want[i * g.n + j]) <= tolerance(g.c_type, g.k) * largest,
+                          "row %d of %d, column %d: %.9g, not %.9g", (int)row[i], (int)g.m, (int)j, got[j],
+                          want[i * g.n + j]);
+    }
+    free(a);
+    free(b);
+}
+
+CASE(gemm, "bf16, large: forward, to rows, to weights, per head")
+{
+    check_large(linear(8200, 6152, 72));
+    check_large(to_rows(linear(8200, 72, 6152)));
+    check_large(to_weight(linear(72, 8200, 6152), F32));
+    check_large(to_weight(linear(72, 8200, 6152), BF16));
+    if (strcmp(ops->name, "cpu") != 0) check_large(to_weight(linear(2056, 8200, 6152), F32)); /* deep: slow there */
+    check_large(per_head(2056, 256, 72, 80, 256, 1));
+    check_large(per_head(2056, 512, 40, 48, 520, 0));
+}
+
+/* ---- benches ---- */
 
 BENCH_FULL(gemm, "o: 8192 x 6144 x 16384", "")
 {
