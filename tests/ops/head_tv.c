@@ -376,6 +376,18 @@ CASE(head_tv, "no more memory than head_loss takes")
         }
 }
 
+CASE(head_tv, "at GLM-5.2's width less than 0.7 GB beyond the gradients, for the loss too")
+{
+    for (int64_t rows = 1024; rows <= 65536; rows *= 4)
+        for (int32_t depths = 1; depths < 8; depths += 3) {
+            struct head_tv tv = {rows, 6144, 154880, depths, BF16, F32};
+            struct head plain = {rows, 6144, 154880, BF16, F32};
+
+            ck_assert_uint_lt(ops->head_tv_bytes(device, &tv), 700000000);
+            ck_assert_uint_lt(ops->head_loss_bytes(device, &plain), 700000000);
+        }
+}
+
 BENCH(head_tv, "both gradients, 7 depths, 2048 x 512 to 8192")
 {
     struct tv_case c = tv_case((struct head_tv){2048, 512, 8192, 7, F32, F32});
