@@ -1,9 +1,9 @@
 /* Scores of 32 bf16 heads of 128 columns on Hopper's tensor cores.
  *
- * A block keeps the queries of 16 rows in shared memory and streams keys past them, 64 at a time. Two warpgroups have eight
- * rows each and multiply keys [64, 128] by the heads of these rows [128, 8 * 32]: a thread then holds a quarter of the heads
+ * A block keeps the queries of 16 rows in shared memory and streams keys past them, 64 at a time. Four warpgroups have four
+ * rows each and multiply keys [64, 128] by the heads of these rows [128, 4 * 32]: a thread then holds a quarter of the heads
  * of two keys, folds them with relu and weight, and four threads add up. The warpgroups take turns, so that the product of
- * one runs while the other folds; a warp loads. No score leaves the chip before it is whole.
+ * one runs while the others fold; a warp loads. No score leaves the chip before it is whole.
  *
  * The work is cut on the device: tiles of 16 rows see ranges of keys, and all pairs of (tile, 64 keys) in order are shared
  * out evenly among the blocks. */
@@ -17,7 +17,7 @@ namespace {
 
 constexpr int HEADS = 32, WIDTH = 128;
 constexpr int ROWS = 16, KEYS = 64;        /* of a tile */
-constexpr int GROUPS = 2;                  /* warpgroups that multiply */
+constexpr int GROUPS = 4;                  /* warpgroups that multiply */
 constexpr int OWN = ROWS / GROUPS;         /* rows of each */
 constexpr int STAGES = 5;
 constexpr int THREADS = (GROUPS + 1) * 128;
@@ -34,6 +34,7 @@ struct arguments {
     const int32_t *start, *end;
     float *scores;
 };
+static_assert(OWN == 4, "a quarter of a warp's lanes has a row each");
 
 struct shared {
     float weight[ROWS][4][8];       /* [row][lane % 4]: heads 8 i + 2 lane + (0, 1), as an accumulator has them */
@@ -148,7 +149,7 @@ using dots = product<OWN * HEADS, 0, 0>;
 constexpr int COUNT = OWN * HEADS / 2; /* accumulators of a thread */
 
 /* d = keys of a stage times the heads of the warpgroup's rows; the last LAST steps still run when this returns. */
-constexpr int LAST = 2;
+constexpr int LAST = 3;
 
 __device__ __forceinline__ void multiply(float (&d)[COUNT], uint32_t keys, uint32_t q)
 {
@@ -183,7 +184,7 @@ struct column {
 };
 
 /* Four rows' scores of 64 keys; `mine` and mine + 8 are this lane's keys. */
-__device__ __forceinline__ void fold(const float *d, const float (*weight)[4][8], const column &to, int mine,
+__device__ __forceinline__ void fold(const float (&d)[COUNT], const float (*weight)[4][8], const column &to, int mine,
                                      const arguments &a)
 {
     const int quarter = threadIdx.x % 4;
@@ -260,10 +261,10 @@ __device__ __forceinline__ void score(shared *s, uint32_t q, uint32_t keys, int 
     uint32_t parity = 0, q_parity = 0;
     float d[COUNT];
 
-    if (group == 1) give_turn(0);
+    if (group == GROUPS - 1) give_turn(0);
     each_share(s, tiles, [&](int tile, int from, int to) {
         const int64_t row = (int64_t)tile * ROWS + group * OWN;
-        const column low = column_of(a, row + lane % 4), high = column_of(a, row + 4 + lane % 4);
+        const column to_column = column_of(a, row + lane % 4);
         const float(*weight)[4][8] = &s->weight[group * OWN];
 
         take_weights(a, s, group, row);
@@ -273,17 +274,16 @@ __device__ __forceinline__ void score(shared *s, uint32_t q, uint32_t keys, int 
             barrier_wait(shared_address(&s->full[slot]), parity);
             await_turn(group);
             multiply(d, keys + slot * STAGE_BYTES, own_q);
-            give_turn(1 - group);
+            give_turn((group + 1) % GROUPS);
             mma_wait<0>();
             settle(d);
             barrier_arrive_warp(shared_address(&s->empty[slot]));
             if (t == to - 1) barrier_arrive_warp(shared_address(&s->q_empty));
-            fold(d, weight, low, t * KEYS + key_in_tile, a);
-            fold(d + COUNT / 2, weight + 4, high, t * KEYS + key_in_tile, a);
+            fold(d, weight, to_column, t * KEYS + key_in_tile, a);
             if (++slot == STAGES) slot = 0, parity ^= 1;
         }
     });
-    if (group == 0) await_turn(0); /* takes what the other gave last */
+    if (group == 0) await_turn(0); /* takes what the last one gave last */
 }
 
 __global__ __launch_bounds__(THREADS, 1) void scores_kernel(const __grid_constant__ CUtensorMap q_map,
@@ -308,7 +308,7 @@ __global__ __launch_bounds__(THREADS, 1) void scores_kernel(const __grid_constan
         registers_fewer<24>();
         if (threadIdx.x == GROUPS * 128) load(s, q, keys, tiles, a, &q_map, &key_map);
     } else {
-        registers_more<240>();
+        registers_more<112>();
         score(s, q, keys, tiles, a, threadIdx.x / 128);
     }
 }

@@ -4,7 +4,9 @@
  * The row is read once for a histogram of the first digit, 11 bits, and again to mark in a bitmap what lies above the digit
  * of the k-th, and to list what shares it; the list, some hundred elements, gives the other digits. Where the list overflows
  * (many scores alike in their leading bits, or equal) further digits come from histograms of the row. Ties need no care of
- * their own: positions are digits too. The bitmap then yields the positions in order. */
+ * their own: positions are digits too. The bitmap then yields the positions in order.
+ *
+ * The issue of instructions limits this, not memory; hence the two readings do as little as they can for an element. */
 #include "indexer/topk.cuh"
 
 #include <cfloat>
@@ -13,16 +15,29 @@ namespace {
 
 constexpr int BINS = 2048;
 constexpr int LIST = 192;               /* places a warp can list */
-constexpr int AHEAD = 8;                /* loads of a thread in flight */
+constexpr int QUAD = 4, BLOCK = 32 * QUAD; /* neighbours that a lane, and a warp, reads at once */
+constexpr int AHEAD = 2;                /* quads of a lane in flight */
 constexpr int64_t WINDOW = 1 << 20;     /* positions that the bitmap holds */
 
-/* Rises with the score; 0 for what is never selected, -inf and NaN. Adding 0 turns -0 into +0. */
-__device__ __forceinline__ uint32_t rank_of(float score)
+/* Rises with the score; adding 0 turns -0 into +0, and every NaN into one. */
+__device__ __forceinline__ uint32_t any_rank_of(float score)
 {
     const uint32_t bits = __float_as_uint(score + 0.0f);
 
-    return score >= -FLT_MAX ? bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u) : 0;
+    return bits ^ ((uint32_t)((int)bits >> 31) | 0x80000000u);
 }
+
+/* The same, but 0 for what is never selected, -inf and NaN. */
+__device__ __forceinline__ uint32_t rank_of(float score) { return score >= -FLT_MAX ? any_rank_of(score) : 0; }
+
+/* The score of a rank; scores of the rank and above are >= it. */
+__device__ __forceinline__ float score_of(uint32_t rank)
+{
+    return __uint_as_float(rank ^ (rank >> 31 ? 0x80000000u : 0xffffffffu));
+}
+
+/* By the first digit, NaN and -inf have bins of their own. */
+constexpr int NAN_BIN = 0xffffffffu >> 21, MINUS_INFINITY_BIN = 0x007fffffu >> 21;
 
 __device__ __forceinline__ uint64_t place_of(uint32_t rank, int position)
 {
@@ -42,28 +57,40 @@ struct narrowed {
     int need, count;
 };
 
-/* One row: the positions first .. end - 1, from `base` on, a multiple of 32. */
+/* One row: the positions first .. end - 1, from `base` on, a multiple of BLOCK. aligned: so are the addresses of quads. */
 struct row {
     const float *scores;
     int base, first, end;
+    bool aligned;
 };
 
-/* Calls visit(rank, position) for every position of the row; whole warps at a time, 0 stands for the rank of positions that
- * the row does not have. */
-template <int THREADS, class F>
-__device__ __forceinline__ void each_rank(const row &r, int from, int to, F &&visit)
+__device__ __forceinline__ void read_quad(const row &r, int at, int to, float (&v)[QUAD])
 {
-    for (int i = from + (int)threadIdx.x; i - (int)(threadIdx.x % 32) < to; i += THREADS * AHEAD) {
-        float score[AHEAD];
+    if (r.aligned && at >= r.first && at + QUAD <= to) {
+        const float4 x = *(const float4 *)(r.scores + at);
+
+        v[0] = x.x, v[1] = x.y, v[2] = x.z, v[3] = x.w;
+    } else {
+#pragma unroll
+        for (int e = 0; e < QUAD; e++) v[e] = at + e >= r.first && at + e < to ? r.scores[at + e] : -INFINITY;
+    }
+}
+
+/* Calls visit(scores, position of the first) for every quad of a lane, whole warps at a time; positions that the row does not
+ * have score -inf. */
+template <int THREADS, class F>
+__device__ __forceinline__ void each_quad(const row &r, int from, int to, F &&visit)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+
+    for (int block = from + warp * BLOCK; block < to; block += THREADS * QUAD * AHEAD) {
+        float v[AHEAD][QUAD];
 
 #pragma unroll
-        for (int j = 0; j < AHEAD; j++) {
-            const int at = i + j * THREADS;
-
-            score[j] = at >= r.first && at < to ? r.scores[at] : -INFINITY;
-        }
+        for (int j = 0; j < AHEAD; j++) read_quad(r, block + j * THREADS * QUAD + lane * QUAD, to, v[j]);
 #pragma unroll
-        for (int j = 0; j < AHEAD; j++) visit(rank_of(score[j]), i + j * THREADS);
+        for (int j = 0; j < AHEAD; j++)
+            if (block + j * THREADS * QUAD < to) visit(v[j], block + j * THREADS * QUAD + lane * QUAD);
     }
 }
 
@@ -107,40 +134,35 @@ __device__ __forceinline__ void count_place(on_chip *s, const narrowed &at, uint
         atomicAdd(&s->bins[place >> shift_of(digit) & ((1 << bits_of(digit)) - 1)], 1);
 }
 
-/* A warp's list. */
-struct list {
-    uint64_t *place;
-    int count;
-};
+/* ---- the bitmap: a word for every QUAD-th position of a BLOCK, as ballots give them ---- */
 
-/* Marks what lies above the digits found, lists what shares them. false: too many to list. */
-template <int THREADS, bool LEADING>
-__device__ bool collect(on_chip *s, const row &r, const narrowed &at, int digit, bool mark, uint32_t *bitmap, list *l)
+__device__ __forceinline__ void set_bit(uint32_t *bitmap, int at)
 {
-    const int lane = threadIdx.x % 32;
-    const uint32_t lower = (1u << lane) - 1;
-
-    if (threadIdx.x == 0) s->overflow = false;
-    __syncthreads();
-    l->count = 0;
-    each_rank<THREADS>(r, r.base, r.end, [&](uint32_t rank, int position) {
-        const uint64_t place = place_of(rank, position);
-        const uint64_t lead = LEADING ? rank >> 21 : place >> shift_of(digit);
-        const bool candidate = LEADING ? (uint32_t)lead == (uint32_t)at.prefix && rank != 0 : lead == at.prefix && rank != 0;
-        const bool above = LEADING ? (uint32_t)lead > (uint32_t)at.prefix : lead > at.prefix;
-        const uint32_t candidates = __ballot_sync(~0u, candidate), marks = __ballot_sync(~0u, above);
-        const int number = l->count + __popc(candidates & lower);
-
-        if (candidate && number < LIST) l->place[number] = place;
-        l->count += __popc(candidates);
-        if (mark && lane == 0 && position < r.end) bitmap[(position - r.base) / 32] = marks;
-    });
-    if (l->count > LIST) s->overflow = true;
-    __syncthreads();
-    return !s->overflow;
+    atomicOr(&bitmap[at / BLOCK * QUAD + at % QUAD], 1u << at % BLOCK / QUAD);
 }
 
-__device__ __forceinline__ void set_bit(uint32_t *bitmap, int at) { atomicOr(&bitmap[at / 32], 1u << at % 32); }
+/* A warp's marks of the block in which `at`, relative to the bitmap, lies. */
+__device__ __forceinline__ void write_marks(uint32_t *bitmap, int at, const uint32_t (&marks)[QUAD])
+{
+    if (threadIdx.x % 32 == 0) *(uint4 *)&bitmap[at / BLOCK * QUAD] = {marks[0], marks[1], marks[2], marks[3]};
+}
+
+/* The marks of 32 positions in their order. */
+__device__ __forceinline__ uint32_t marks_of(const uint32_t *bitmap, int word)
+{
+    uint32_t all = 0;
+
+#pragma unroll
+    for (int e = 0; e < QUAD; e++) {
+        uint32_t x = bitmap[word / QUAD * QUAD + e] >> word % QUAD * 8 & 0xff;
+
+        x = (x | x << 12) & 0x000f000f; /* one bit in every four */
+        x = (x | x << 6) & 0x03030303;
+        x = (x | x << 3) & 0x11111111;
+        all |= x << e;
+    }
+    return all;
+}
 
 /* Writes the marked positions, of which bit 0 is `base`, as selected[n], ...; returns the new n. */
 template <int THREADS>
@@ -148,7 +170,7 @@ __device__ int emit(const uint32_t *bitmap, int words, int base, int n, int32_t 
 {
     for (int from = 0; from < words; from += THREADS) {
         const int w = from + (int)threadIdx.x;
-        uint32_t bits = w < words ? bitmap[w] : 0;
+        uint32_t bits = w < words ? marks_of(bitmap, w) : 0;
         int all, at = n + block_before<THREADS>(__popc(bits), &all);
 
         for (; bits; bits &= bits - 1) selected[at++] = base + w * 32 + __ffs(bits) - 1;
@@ -167,16 +189,76 @@ __device__ int emit_from(const row &r, uint64_t lowest, uint32_t *bitmap, int32_
         const int from = (int)window, to = (int)min((int64_t)r.end, window + WINDOW);
 
         __syncthreads();
-        each_rank<THREADS>(r, from, to, [&](uint32_t rank, int position) {
-            const uint32_t marks = __ballot_sync(~0u, rank != 0 && place_of(rank, position) >= lowest);
+        each_quad<THREADS>(r, from, to, [&](const float (&v)[QUAD], int at) {
+            uint32_t marks[QUAD];
 
-            if (threadIdx.x % 32 == 0 && position < to) bitmap[(position - from) / 32] = marks;
+#pragma unroll
+            for (int e = 0; e < QUAD; e++) {
+                const uint32_t rank = rank_of(v[e]);
+
+                marks[e] = __ballot_sync(~0u, rank != 0 && place_of(rank, at + e) >= lowest);
+            }
+            write_marks(bitmap, at - from, marks);
         });
         __syncthreads();
         n = emit<THREADS>(bitmap, (to - from + 31) / 32, from, n, selected);
     }
     return n;
 }
+
+/* ---- the list ---- */
+
+/* A warp's. */
+struct list {
+    uint64_t *place;
+    int count;
+};
+
+/* All lanes: appends those of their elements that are candidates, of which there are some. */
+__device__ __forceinline__ void append(list *l, uint32_t candidates, float score, int position)
+{
+    const int lane = threadIdx.x % 32, number = l->count + __popc(candidates & ((1u << lane) - 1));
+
+    if (candidates >> lane & 1 && number < LIST) l->place[number] = place_of(rank_of(score), position);
+    l->count += __popc(candidates);
+}
+
+/* Marks what lies above the digits found, lists what shares them. false: too many to list. LEADING: the first digit alone is
+ * known, which is a matter of scores. */
+template <int THREADS, bool LEADING>
+__device__ bool collect(on_chip *s, const row &r, const narrowed &at, int digit, bool mark, uint32_t *bitmap, list *l)
+{
+    const float low = score_of((uint32_t)at.prefix << 21), high = score_of((uint32_t)(at.prefix + 1) << 21); /* NaN above inf */
+
+    if (threadIdx.x == 0) s->overflow = false;
+    __syncthreads();
+    l->count = 0;
+    each_quad<THREADS>(r, r.base, r.end, [&](const float (&v)[QUAD], int position) {
+        uint32_t marks[QUAD];
+
+#pragma unroll
+        for (int e = 0; e < QUAD; e++) {
+            uint32_t candidates;
+
+            if (LEADING) {
+                marks[e] = __ballot_sync(~0u, v[e] >= high);
+                candidates = __ballot_sync(~0u, v[e] >= low) & ~marks[e];
+            } else {
+                const uint64_t lead = place_of(rank_of(v[e]), position + e) >> shift_of(digit);
+
+                marks[e] = __ballot_sync(~0u, lead > at.prefix);
+                candidates = __ballot_sync(~0u, lead == at.prefix);
+            }
+            if (candidates) append(l, candidates, v[e], position + e);
+        }
+        if (mark) write_marks(bitmap, position - r.base, marks);
+    });
+    if (l->count > LIST) s->overflow = true;
+    __syncthreads();
+    return !s->overflow;
+}
+
+/* ---- a row ---- */
 
 /* Selects of a row of which more than k elements may be eligible; returns how many there are, at most k. */
 template <int THREADS>
@@ -189,16 +271,24 @@ __device__ int select_row(on_chip *s, const row &r, int32_t k, uint64_t *lists, 
 
     for (int b = threadIdx.x; b < BINS; b += THREADS) s->bins[b] = 0;
     __syncthreads();
-    each_rank<THREADS>(r, r.base, r.end, [&](uint32_t rank, int) {
-        if (rank != 0) atomicAdd(&s->bins[rank >> 21], 1);
+    each_quad<THREADS>(r, r.base, r.end, [&](const float (&v)[QUAD], int) {
+#pragma unroll
+        for (int e = 0; e < QUAD; e++) atomicAdd(&s->bins[any_rank_of(v[e]) >> 21], 1);
     });
+    __syncthreads();
+    if (threadIdx.x == 0) s->bins[NAN_BIN] = s->bins[MINUS_INFINITY_BIN] = 0;
     if (learn_digit<THREADS>(s, &at, 0) <= k) return emit_from<THREADS>(r, 0, bitmap, selected);
     while (at.count > THREADS / 32 * LIST ||
            !(digit == 0 ? collect<THREADS, true>(s, r, at, digit, mark, bitmap, &l)
                         : collect<THREADS, false>(s, r, at, digit, mark, bitmap, &l))) {
         digit++;
-        each_rank<THREADS>(r, r.base, r.end, [&](uint32_t rank, int position) {
-            if (rank != 0) count_place(s, at, place_of(rank, position), digit);
+        each_quad<THREADS>(r, r.base, r.end, [&](const float (&v)[QUAD], int position) {
+#pragma unroll
+            for (int e = 0; e < QUAD; e++) {
+                const uint32_t rank = rank_of(v[e]);
+
+                if (rank != 0) count_place(s, at, place_of(rank, position + e), digit);
+            }
         });
         learn_digit<THREADS>(s, &at, digit);
     }
@@ -226,7 +316,9 @@ __global__ __launch_bounds__(THREADS, 2048 / THREADS) void select_kernel(int64_t
     uint64_t *lists = memory;
     uint32_t *bitmap = (uint32_t *)(lists + THREADS / 32 * LIST);
     const int64_t number = first_row + blockIdx.x;
-    const row r = {scores + blockIdx.x * stride, start[number] & ~31, start[number], max(end[number], start[number])};
+    const float *from = scores + blockIdx.x * stride;
+    const row r = {from, start[number] / BLOCK * BLOCK, start[number], max(end[number], start[number]),
+                   ((uintptr_t)from & 15) == 0};
     int n = r.end - r.first;
 
     selected += number * k;
@@ -242,7 +334,7 @@ template <int THREADS>
 void launch(cuda_device *d, int64_t first, int64_t rows, int64_t keys, int64_t stride, int32_t k, const float *scores,
             const int32_t *start, const int32_t *end, bool all_short, int32_t *selected, int32_t *length)
 {
-    const size_t bitmap = (size_t)(std::min(keys + 31, WINDOW) + 31) / 32 * sizeof(uint32_t);
+    const size_t bitmap = (size_t)(std::min(keys + BLOCK, WINDOW) + BLOCK - 1) / BLOCK * QUAD * sizeof(uint32_t);
     const size_t bytes = THREADS / 32 * LIST * sizeof(uint64_t) + bitmap;
 
     cudaFuncSetAttribute(select_kernel<THREADS>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);

@@ -2,7 +2,7 @@
  * The operations come from libglm52-cuda.so, which the loader must find. For each size: samples of the scores against double
  * sums, the selection against the rule applied to the scores (select_topk of index_scores), that rule against a sort on the
  * host, two runs against each other; the loss against the fp32 kernels; then times. --test leaves the times out,
- * --first all sizes but the first.
+ * --first all sizes but the first; --once calls each operation once at its first size, for a profiler.
  *
  *     nvcc -gencode arch=compute_90a,code=sm_90a -O3 -std=c++17 -Ilib -Iinclude -o indexer tests/gpu/indexer.cu -lcublas
  */
@@ -444,7 +444,8 @@ void loss_times(stream *s, cudaStream_t stream, void *flush, int64_t rows)
 int main(int count, char **arguments)
 {
     const char *mode = count > 1 ? arguments[1] : "";
-    const bool timed = std::strcmp(mode, "--test"), more = std::strcmp(mode, "--first");
+    const bool once = !std::strcmp(mode, "--once"), timed = std::strcmp(mode, "--test") && !once;
+    const bool more = std::strcmp(mode, "--first") && !once;
     stream s = open_device();
     const cudaStream_t stream = *(cudaStream_t *)s.state; /* the first member of cuda_device */
     void *flush = allocate<char>(512 << 20);
@@ -458,6 +459,8 @@ int main(int count, char **arguments)
         selection(&s, stream, flush, "128 queries x 1048576 keys", problem_of(128, 1048576, 0), timed);
     }
     if (more) loss_is_right(&s);
+    if (once) learn(&s, lesson_of(&s, 4096, 4096));
+    CHECK(cudaDeviceSynchronize());
     if (more && timed)
         for (int rows : {4096, 8192, 32768}) loss_times(&s, stream, flush, rows);
     if (timed) gemm_rate(flush);
