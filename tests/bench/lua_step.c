@@ -2,7 +2,7 @@
  * each on a model of its own with the same weights and data. Compares medians, of the steps and of the pairs'
  * differences, by the clock and in processor time, which other programs disturb less; then the cost of a getter.
  * Fails if the losses differ, if the clock and the processor time both miss the target, or if the getter does.
- *   bench-lua-step SCRIPT TEXT [PAIRS] */
+ *   bench-lua-step SCRIPT TEXT [PAIRS [TOKENS]]   TOKENS of a step: fewer make it shorter, and Lua's share larger */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,10 +48,10 @@ struct run {
     glm52_batch *batch;
 };
 
-static void open_run(struct run *r, const char *text)
+static void open_run(struct run *r, const char *text, const char *tokens)
 {
-    const char *const settings[][2] = {{"model.preset", "tiny"}, {"data.text", text}, {"data.pack_tokens", "2048"},
-                                       {"data.document_tokens", "256"}, {"train.microbatch_tokens", "2048"}};
+    const char *const settings[][2] = {{"model.preset", "tiny"}, {"data.text", text}, {"data.pack_tokens", tokens},
+                                       {"data.document_tokens", "256"}, {"train.microbatch_tokens", tokens}};
 
     ok(glm52_context_create(NULL, &r->context));
     ok(glm52_config_create(r->context, &r->config));
@@ -97,14 +97,15 @@ static void stop_on(lua_State *L, int status)
     exit(1);
 }
 
-static void open_lua(lua_State *L, const char *script, const char *text)
+static void open_lua(lua_State *L, const char *script, const char *text, const char *tokens)
 {
     luaL_openlibs(L);
     luaL_requiref(L, "glm52", luaopen_glm52, 0);
     lua_pop(L, 1);
     stop_on(L, luaL_loadfile(L, script));
     lua_pushstring(L, text);
-    stop_on(L, lua_pcall(L, 1, 1, 0));
+    lua_pushstring(L, tokens);
+    stop_on(L, lua_pcall(L, 2, 1, 0));
 }
 
 static double step_in_lua(lua_State *L)
@@ -173,10 +174,11 @@ static double compare(const char *name, const double *c, const double *lua, int 
 int main(int argc, char **argv)
 {
     int pairs = argc > 3 ? atoi(argv[3]) : 60, same = 1;
+    const char *tokens = argc > 4 ? argv[4] : "2048";
     struct run run = {0};
 
     if (argc < 3 || pairs < 1) {
-        fprintf(stderr, "usage: %s SCRIPT TEXT [PAIRS]\n", argv[0]);
+        fprintf(stderr, "usage: %s SCRIPT TEXT [PAIRS [TOKENS]]\n", argv[0]);
         return 2;
     }
     double *times[2][TIMES]; /* by C, by Lua */
@@ -184,8 +186,8 @@ int main(int argc, char **argv)
         if (!(times[i / TIMES][i % TIMES] = calloc((size_t)pairs, sizeof(double)))) return 1;
     lua_State *L = luaL_newstate();
     if (!L) return 1;
-    open_run(&run, argv[2]);
-    open_lua(L, argv[1], argv[2]);
+    open_run(&run, argv[2], tokens);
+    open_lua(L, argv[1], argv[2], tokens);
     for (int i = -2; i < pairs; i++) { /* two to warm up */
         double loss[2];
         for (int k = 0; k < 2; k++) { /* who is first takes turns */
@@ -198,7 +200,8 @@ int main(int argc, char **argv)
         }
         same &= loss[0] == loss[1];
     }
-    printf("preset tiny, 2048 tokens in documents of 256, %d pairs of steps, losses %s\n", pairs, same ? "alike" : "DIFFER");
+    printf("preset tiny, %s tokens in documents of 256, %d pairs of steps, losses %s\n", tokens, pairs,
+           same ? "alike" : "DIFFER");
     double clock = compare("clock", times[0][CLOCK], times[1][CLOCK], pairs);
     double processor = compare("processor", times[0][PROCESSOR], times[1][PROCESSOR], pairs);
     double getter = getter_in_lua(L);

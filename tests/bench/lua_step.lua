@@ -1,12 +1,12 @@
--- What a training loop in Lua does for one step, as glm52.train does it. Argument: the text. Returns the step as a
--- function.
+-- What a training loop in Lua does for one step, as glm52.train does it. Arguments: the text, and the tokens of a
+-- step. Returns the step as a function.
 local glm52 = require "glm52"
 
-local text = ...
+local text, tokens = ...
 local context = glm52.context {}
 local config = glm52.config(context)
-for key, value in pairs { ["model.preset"] = "tiny", ["data.text"] = text, ["data.pack_tokens"] = 2048,
-  ["data.document_tokens"] = 256, ["train.microbatch_tokens"] = 2048 } do
+for key, value in pairs { ["model.preset"] = "tiny", ["data.text"] = text, ["data.pack_tokens"] = tokens,
+  ["data.document_tokens"] = 256, ["train.microbatch_tokens"] = tokens } do
   config:set(key, value)
 end
 local dataset = glm52.dataset(context, config)
