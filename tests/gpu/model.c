@@ -337,7 +337,8 @@ static void check_profile(const struct arrangement *what, const struct trace *ea
         printf("# %s", line);
     }
     if (file) fclose(file);
-    check(operations > 0.3 * whole && operations <= whole, what->name, "its operations take most of the time");
+    /* On a GPU the last one is timed until the host has been told, which the step's own time does not include. */
+    check(operations > 0.3 * whole && operations < 1.1 * whole, what->name, "its operations take most of the time");
     snprintf(text, sizeof text, "rm -rf %s", directory);
     if (system(text)) printf("# %s stays\n", directory);
 }
