@@ -212,7 +212,7 @@ static glm52_status train_pass(struct step *s)
     struct graph_shape shape = {.rows = s->network.in->rows, .sequences = s->network.in->sequences,
                                 .packs = auxiliary ? s->network.microbatches : 0};
 
-    if (!s->tap) return graphs_run(&s->graphs, &shape, pass, s);
+    if (!s->tap && !s->model->guide) return graphs_run(&s->graphs, &shape, pass, s);
     pass(s);
     return GLM52_OK;
 }
