@@ -37,11 +37,9 @@ end
 -- ---- tables for configs
 
 local new_config, new_model, new_dataset = core.config, core.model, core.dataset
+local new_optimizer, new_step = core.optimizer, core.step
 
--- glm52.config(context [, {model = {...}, ["optim.lr"] = 1e-3}])
-function core.config(context, options)
-  local config = new_config(context)
-  if options == nil then return config end
+local function lay_over(config, options)
   local done, text = pcall(json.encode, options)
   if not done then
     if failure.is(text) then text.where = failure.where() end
@@ -51,17 +49,48 @@ function core.config(context, options)
   return config
 end
 
+-- glm52.config(context [, {model = {...}, ["optim.lr"] = 1e-3}])
+function core.config(context, options)
+  local config = new_config(context)
+  return options == nil and config or lay_over(config, options)
+end
+
 local function configured(context, config)
   return type(config) == "table" and core.config(context, config) or config
 end
 
-function core.model(context, config) return new_model(context, configured(context, config)) end
+-- What a model was made of, {context, options (JSON), hub}: a table for its optimizer or step is laid over that.
+local origins = setmetatable({}, { __mode = "k" })
+
+local function over_model(made, config)
+  if type(config) ~= "table" then return config end
+  local origin = origins[made]
+  if not origin then return config end  -- no model: it is refused as such
+  local base = new_config(origin.context)
+  base:load_json(origin.options)
+  if origin.hub then base:load_hub(origin.hub .. "/config.json") end
+  return lay_over(base, config)
+end
+
+function core.model(context, config)
+  config = configured(context, config)
+  local made = new_model(context, config)
+  origins[made] = { context = context, options = config:dump() }
+  return made
+end
 
 function core.load(context, directory, config)
-  return core.model_load(context, configured(context, config), directory)
+  config = configured(context, config)
+  local made = core.model_load(context, config, directory)
+  origins[made] = { context = context, options = config and config:dump() or "{}", hub = directory }
+  return made
 end
 
 function core.dataset(context, config) return new_dataset(context, configured(context, config)) end
+
+function core.optimizer(made, config) return new_optimizer(made, over_model(made, config)) end
+
+function core.step(made, optimizer, config) return new_step(made, optimizer, over_model(made, config)) end
 
 -- ---- functions of the module
 
