@@ -12,6 +12,7 @@ local glm52 = require "glm52"
 local device, steps = os.getenv "DEVICE" or "cuda", tonumber(os.getenv "STEPS" or 12)
 
 local shape = {
+  ["device"] = "cuda",  -- whose workspaces a plan counts
   ["model.preset"] = "glm52",
   ["model.num_hidden_layers"] = 4,
   ["model.first_k_dense_replace"] = 1,

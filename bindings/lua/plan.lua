@@ -116,19 +116,21 @@ function Plans:__tostring()
 end
 
 local function make(options, own)
-  local context <close> = core.context { device = "meta" }
+  local function log(level, text) io.stderr:write("glm52: ", level, ": ", text, "\n") end
+  local context <close> = core.context { device = "meta", log = log }
   local list, data = stages.read(context, options, own), nil
   if list[1].config:get("data.text") ~= "" then
     local dataset <close> = core.dataset(context, list[1].config)
     data = dataset:describe()
   end
-  if not list.named then return plan_of(context, list[1].config, data) end
   local plans = {}
-  for i, stage in ipairs(list) do
+  for i, stage in ipairs(list.named and list or {}) do
     plans[i] = recipe.in_stage(stage, plan_of, context, stage.config, i == 1 and data)
     plans[i].name = stage.name
   end
-  return setmetatable({ stages = plans }, Plans)
+  local plan = list.named and setmetatable({ stages = plans }, Plans) or plan_of(context, list[1].config, data)
+  context:poll()  -- hands over what the log was told
+  return plan
 end
 
 -- The plan of a recipe's options (with `own` keys of the recipe); print() shows it as tables.

@@ -86,6 +86,9 @@ holds "a plan shows memory, FLOPs and time" \
     awk '/^  optimizer .*moments/ { m = 1 } /^  total/ { f = 1 } /FLOP\/s sustained/ { t = 1 }
         END { exit !(m && f && t) }' out
 holds "a plan trains nothing" test ! -e small
+"$glm52" plan small.lua device=cuda >out 2>err
+holds "a plan for a GPU has its workspaces, or says that it has not" sh -c "grep -q '^  workspace' out &&
+    { grep -q 'plan counts the workspaces of the cpu, not of cuda' err || test -e '$modules/../../lib/libglm52-cuda.so'; }"
 "$glm52" plan "$examples/glm52.lua" >out 2>err
 holds "the plan of the full model" grep -q '^model .*78 layers (3 dense + 75 MoE), 743' out
 "$glm52" config optim >out 2>err
