@@ -19,7 +19,7 @@ def long_step(context):
     step = glm52.Step(model, glm52.Optimizer(model))
     import numpy as np
 
-    return step, [glm52.Batch(context, np.arange(512) % 256) for _ in range(2 if small.sanitized() else 8)]
+    return step, [glm52.Batch(context, np.arange(512) % 256) for _ in range(1 if small.sanitized() else 8)]
 
 
 class Threads(unittest.TestCase):
@@ -165,9 +165,15 @@ class Cancelling(unittest.TestCase):
 
     def test_interrupt_ends_the_waiting_for_another_thread(self):
         step, batches = long_step(self.context)
-        batch, outcome = batches[0], []
-        thread = threading.Thread(target=lambda: outcome.append(step.run(batches).step))
+        batch, outcome, begun = batches[0], [], threading.Event()
+
+        def work():
+            begun.set()
+            outcome.append(step.run(batches).step)
+
+        thread = threading.Thread(target=work)
         thread.start()
+        begun.wait()
         time.sleep(0.2)
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         with self.assertRaises(KeyboardInterrupt):
