@@ -203,6 +203,7 @@ void matmul(cuda_device *d, const struct gemm *g, const void *a, const void *b, 
     key.shape = *g;
     key.shape.scale = 0;
     key.shape.add = 0;
+    key.shape.from = nullptr;
     if (g->batch == 1) key.shape.stride_a = key.shape.stride_b = key.shape.stride_c = 0;
     key.reads_from = beta != 0;
     key.alignment[0] = alignment_of(a);

@@ -11,10 +11,10 @@ void matmul_close(cuda_device *d);
 void matmul(cuda_device *d, const struct gemm *g, const void *a, const void *b, float alpha, float beta, const void *from,
             void *c);
 
-/* The operation: alpha is g->scale, beta is g->add. */
+/* The operation: alpha is g->scale, beta is g->add, from is g->from or c. */
 static inline void matmul(cuda_device *d, const struct gemm *g, const void *a, const void *b, void *c)
 {
-    matmul(d, g, a, b, g->scale == 0 ? 1.0f : g->scale, g->add ? 1.0f : 0.0f, c, c);
+    matmul(d, g, a, b, g->scale == 0 ? 1.0f : g->scale, g->add ? 1.0f : 0.0f, g->from ? g->from : c, c);
 }
 
 /* The scratch is cuBLASLt's in its first half and that of products of two types in its second. */

@@ -55,12 +55,14 @@ __global__ __launch_bounds__(THREADS) void collect_kernel(const struct dispatch 
 {
     constexpr int AT_ONCE = 8;
 
+    const T *from = (d.from ? (const T *)d.from : y) + blockIdx.x * d.width;
+
     y += blockIdx.x * d.width;
     place += blockIdx.x * (int64_t)d.k;
     for (int64_t c = threadIdx.x * V; c < d.width; c += THREADS * V) {
         float sum[V] = {};
 
-        if (d.add) load(y + c, sum);
+        if (d.add) load(from + c, sum);
         for (int32_t first = 0; first < d.k; first += AT_ONCE) {
             several<T, V> part[AT_ONCE] = {};
 
@@ -78,7 +80,7 @@ __global__ __launch_bounds__(THREADS) void collect_kernel(const struct dispatch 
 
 bool wide(const struct dispatch *d, const void *x, const void *y)
 {
-    return d->width % WIDE == 0 && aligned16(x) && aligned16(y);
+    return d->width % WIDE == 0 && aligned16(x) && aligned16(y) && aligned16(d->from);
 }
 
 void dispatch_spread(struct stream *s, const struct dispatch *d, const int32_t *place, const void *x, void *y)

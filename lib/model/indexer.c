@@ -87,8 +87,8 @@ void indexer_project(const struct indexer_part *m, const struct pass *f, const v
                      .scale = weight_scale(m), .a_type = m->type, .b_type = w->type, .c_type = GLM52_DTYPE_F32};
 
     label(f, "indexer.project");
-    linear_forward(f, m->w->wq_b, q_latent, at(f, m->slots.q), 0);
-    linear_forward(f, m->w->wk, u, at(f, m->slots.key_raw), 0);
+    linear_forward(f, m->w->wq_b, q_latent, NULL, at(f, m->slots.q));
+    linear_forward(f, m->w->wk, u, NULL, at(f, m->slots.key_raw));
     f->ops->layernorm_forward(f->stream, &n, at(f, m->slots.key_raw), m->w->k_norm->value, m->w->k_norm_bias->value,
                               at(f, m->slots.key), at(f, m->slots.statistics));
     rotate_first(m, f, heads, at(f, m->slots.q), 0);

@@ -42,7 +42,6 @@ static void prepare_attention(const struct layer *m, const struct pass *f, const
 void layer_forward(const struct layer *m, const struct pass *f, const void *x, int32_t *selected, void *y)
 {
     int64_t hidden = m->c->hidden_size;
-    size_t bytes = (size_t)(f->rows * hidden) * dtype_size(m->type);
     void *u = at(f, m->slots.u), *v = at(f, m->slots.v), *middle = at(f, m->slots.middle);
 
     label(f, "layer");
@@ -50,17 +49,15 @@ void layer_forward(const struct layer *m, const struct pass *f, const void *x, i
     prepare_attention(m, f, u, selected);
     if (!m->mla.dense) tap(f, "topk", m->index, GLM52_DTYPE_I32, m->c->index_topk, selected);
     label(f, "layer");
-    f->ops->copy(f->stream, middle, x, bytes);
-    mla_attend(&m->mla, f, selected, middle);
+    mla_attend(&m->mla, f, selected, x, middle);
 
     label(f, "layer");
     norm_forward(f, m->w->post_norm, m->c->rms_norm_eps, hidden, middle, v, at(f, m->slots.post_rstd));
-    f->ops->copy(f->stream, y, middle, bytes);
     if (m->sparse) {
-        moe_forward(&m->moe, f, m->index, v, y);
+        moe_forward(&m->moe, f, m->index, v, middle, y);
     } else {
         label(f, "mlp");
-        mlp_forward(&m->mlp, f, v, y);
+        mlp_forward(&m->mlp, f, v, middle, y);
     }
     tap(f, "hidden", m->index, m->type, hidden, y);
 }

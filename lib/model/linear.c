@@ -1,11 +1,12 @@
 /* y = x W^T and RMSNorm as the parts use them. */
 #include "model/pass.h"
 
-void linear_forward_wide(const struct pass *f, const struct parameter *w, int64_t out, const void *x, void *y, int add)
+void linear_forward_wide(const struct pass *f, const struct parameter *w, int64_t out, const void *x, const void *from,
+                         void *y)
 {
     int64_t in = w->shape[1];
     struct gemm g = {.m = f->rows, .n = out, .k = in, .lda = in, .ldb = in, .ldc = out, .batch = 1, .transpose_b = 1,
-                     .add = add, .a_type = w->type, .b_type = w->type, .c_type = w->type};
+                     .add = from != NULL, .a_type = w->type, .b_type = w->type, .c_type = w->type, .from = from};
 
     f->ops->gemm(f->stream, &g, x, w->value, y);
 }
@@ -45,9 +46,9 @@ void linear_gradient(const struct pass *f, const struct parameter *w, const void
     gradient_wide(f, w, w->shape[0], x, dy);
 }
 
-void linear_forward(const struct pass *f, const struct parameter *w, const void *x, void *y, int add)
+void linear_forward(const struct pass *f, const struct parameter *w, const void *x, const void *from, void *y)
 {
-    linear_forward_wide(f, w, w->shape[0], x, y, add);
+    linear_forward_wide(f, w, w->shape[0], x, from, y);
 }
 
 void linear_backward(const struct pass *f, const struct parameter *w, const void *x, const void *dy, void *dx, int add)

@@ -71,24 +71,24 @@ void mla_project(const struct mla *m, const struct pass *f, const void *u)
     int64_t kv = kv_width(m), rank = c->kv_lora_rank;
 
     label(f, "mla.q_a");
-    linear_forward(f, m->w->q_a, u, at(f, m->slots.q_latent_raw), 0);
+    linear_forward(f, m->w->q_a, u, NULL, at(f, m->slots.q_latent_raw));
     norm_forward(f, m->w->q_a_norm, c->latent_norm_eps, c->q_lora_rank, at(f, m->slots.q_latent_raw),
                  at(f, m->slots.q_latent), at(f, m->slots.q_rstd));
     label(f, "mla.q_b");
-    linear_forward(f, m->w->q_b, at(f, m->slots.q_latent), at(f, m->slots.q), 0);
+    linear_forward(f, m->w->q_b, at(f, m->slots.q_latent), NULL, at(f, m->slots.q));
     if (m->keys_from) return;
     label(f, "mla.kv_a");
-    linear_forward(f, m->w->kv_a, u, at(f, m->slots.kv_raw), 0);
+    linear_forward(f, m->w->kv_a, u, NULL, at(f, m->slots.kv_raw));
     norm_forward(f, m->w->kv_a_norm, c->latent_norm_eps, kv, at(f, m->slots.kv_raw), at(f, m->slots.kv),
                  at(f, m->slots.kv_rstd));
     attention_rotate(m, f, f->in->rope, 1, kv, rank, at(f, m->slots.kv_raw), kv, rank, at(f, m->slots.kv), 0);
 }
 
-void mla_attend(const struct mla *m, const struct pass *f, const int32_t *selected, void *y)
+void mla_attend(const struct mla *m, const struct pass *f, const int32_t *selected, const void *from, void *y)
 {
     attention_forward(m, f, selected);
     label(f, "mla.o");
-    linear_forward(f, m->w->o, at(f, m->slots.out), y, 1);
+    linear_forward(f, m->w->o, at(f, m->slots.out), from, y);
 }
 
 static void backward_queries(const struct mla *m, const struct pass *b, const void *u, void *du)

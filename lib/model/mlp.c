@@ -9,14 +9,14 @@ void mlp_plan(struct mlp *m, struct plan *p)
     plan_release(p, mark);
 }
 
-void mlp_forward(const struct mlp *m, const struct pass *f, const void *x, void *y)
+void mlp_forward(const struct mlp *m, const struct pass *f, const void *x, const void *from, void *y)
 {
     struct swiglu g = {.rows = f->rows, .width = m->width, .type = m->type};
     void *gate_up = at(f, m->slots.gate_up), *act = at(f, m->slots.act);
 
-    linear_forward_wide(f, m->w->gate, 2 * m->width, x, gate_up, 0);
+    linear_forward_wide(f, m->w->gate, 2 * m->width, x, NULL, gate_up);
     f->ops->swiglu_forward(f->stream, &g, gate_up, NULL, NULL, act);
-    linear_forward(f, m->w->down, act, y, 1);
+    linear_forward(f, m->w->down, act, from, y);
 }
 
 void mlp_backward(const struct mlp *m, const struct pass *b, const void *x, const void *dy, void *dx, int add)

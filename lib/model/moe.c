@@ -92,7 +92,7 @@ static void choose_experts(const struct moe *m, const struct pass *f, int layer,
     tap(f, "router_w", layer, GLM52_DTYPE_F32, r.k, weight);
 }
 
-void moe_forward(const struct moe *m, const struct pass *f, int layer, const void *x, void *y)
+void moe_forward(const struct moe *m, const struct pass *f, int layer, const void *x, const void *from, void *y)
 {
     int64_t width = m->c->moe_intermediate_size, hidden = m->c->hidden_size;
     struct dispatch d = dispatch_shape(m, f->rows, 1);
@@ -101,6 +101,7 @@ void moe_forward(const struct moe *m, const struct pass *f, int layer, const voi
     const int32_t *offsets = at(f, m->slots.offsets), *place = at(f, m->slots.place);
     void *wide = at(f, m->slots.wide), *gate_up = at(f, m->slots.gate_up), *act = at(f, m->slots.act);
 
+    d.from = from;
     choose_experts(m, f, layer, x);
     label(f, "moe.experts");
     f->ops->dispatch_spread(f->stream, &d, place, x, wide);
@@ -109,7 +110,7 @@ void moe_forward(const struct moe *m, const struct pass *f, int layer, const voi
     f->ops->grouped_gemm_forward(f->stream, &down, offsets, act, m->w->expert0.down->value, wide);
     f->ops->dispatch_collect(f->stream, &d, place, wide, y);
     label(f, "moe.shared");
-    mlp_forward(&m->shared, f, x, y);
+    mlp_forward(&m->shared, f, x, y, y);
 }
 
 /* Through the experts: dx = sum of what they pass back, and the gradient of the routing weights. */

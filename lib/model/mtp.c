@@ -88,7 +88,7 @@ static void depth_forward(const struct mtp *m, const struct pass *f, int d, cons
     f->ops->embed_forward(f->stream, &e, f->in->token, m->parameters->embedding->value, at(f, q->embedded));
     f->ops->rmsnorm_forward(f->stream, &n, at(f, q->embedded), m->w->enorm->value, joined, at(f, q->embedded_rstd));
     f->ops->rmsnorm_forward(f->stream, &n, before, m->w->hnorm->value, joined + row_bytes(m), at(f, q->hidden_rstd));
-    linear_forward(f, m->w->eh_proj, joined, at(f, q->x), 0);
+    linear_forward(f, m->w->eh_proj, joined, NULL, at(f, q->x));
     layer_forward(&q->layer, f, at(f, q->x), selected_of(m, f, d), at(f, q->y));
     label(f, "mtp.head");
     norm_forward(f, m->w->norm, c->rms_norm_eps, c->hidden_size, at(f, q->y), mtp_out(m, f, d), at(f, q->out_rstd));

@@ -29,8 +29,8 @@ struct mla {
 void mla_plan(struct mla *m, struct stream *s, struct plan *p);
 /* Latents and queries from the normed hidden u: everything before the selection. Leaves q_latent for the indexer. */
 void mla_project(const struct mla *m, const struct pass *f, const void *u);
-/* y += attention output, keys as selected [rows,index_topk] (not read when dense). */
-void mla_attend(const struct mla *m, const struct pass *f, const int32_t *selected, void *y);
+/* y = from + attention output, keys as selected [rows,index_topk] (not read when dense). */
+void mla_attend(const struct mla *m, const struct pass *f, const int32_t *selected, const void *from, void *y);
 /* du overwritten. target [rows,index_topk], not NULL: see sparse_mla_backward (sparse only). */
 void mla_backward(const struct mla *m, const struct pass *b, const void *u, const int32_t *selected, const void *dy,
                   void *du, float *target);
@@ -85,7 +85,8 @@ struct mlp {
 };
 
 void mlp_plan(struct mlp *m, struct plan *p);
-void mlp_forward(const struct mlp *m, const struct pass *f, const void *x, void *y);                            /* y += */
+/* y = from + the rest; from may be y. */
+void mlp_forward(const struct mlp *m, const struct pass *f, const void *x, const void *from, void *y);
 void mlp_backward(const struct mlp *m, const struct pass *b, const void *x, const void *dy, void *dx, int add); /* dx (+)= */
 
 /* Mixture of experts; model.md 2.6, training.md 5. */
@@ -107,7 +108,8 @@ struct moe {
 };
 
 void moe_plan(struct moe *m, struct stream *s, struct plan *p);
-void moe_forward(const struct moe *m, const struct pass *f, int layer, const void *x, void *y);      /* y += */
+/* y = from + the rest. */
+void moe_forward(const struct moe *m, const struct pass *f, int layer, const void *x, const void *from, void *y);
 void moe_backward(const struct moe *m, const struct pass *b, const void *x, const void *dy, void *dx); /* dx = */
 
 /* One decoder layer; model.md 2.1. */

@@ -37,8 +37,8 @@ void tap(const struct pass *f, const char *name, int layer, glm52_dtype type, in
 int given(const struct pass *f, const char *name, int layer, int64_t columns, int32_t *values);
 void made(const struct pass *f, const char *name, int layer, int64_t columns, const int32_t *values);
 
-/* y[rows,out] (+)= x[rows,in] W^T, W = [out,in]; x and y contiguous. */
-void linear_forward(const struct pass *f, const struct parameter *w, const void *x, void *y, int add);
+/* y[rows,out] = from + x[rows,in] W^T, W = [out,in]; from may be y, or NULL for nothing; all contiguous. */
+void linear_forward(const struct pass *f, const struct parameter *w, const void *x, const void *from, void *y);
 /* dx[rows,in] (+)= dy[rows,out] W; dW += dy^T x. */
 void linear_backward(const struct pass *f, const struct parameter *w, const void *x, const void *dy, void *dx, int add);
 /* dx alone. */
@@ -46,7 +46,8 @@ void linear_backward_rows(const struct pass *f, const struct parameter *w, const
 /* dW += dy^T x alone. */
 void linear_gradient(const struct pass *f, const struct parameter *w, const void *x, const void *dy);
 /* The same for W and the `more` parameters that follow it in memory, as one matrix of `out` rows. */
-void linear_forward_wide(const struct pass *f, const struct parameter *w, int64_t out, const void *x, void *y, int add);
+void linear_forward_wide(const struct pass *f, const struct parameter *w, int64_t out, const void *x, const void *from,
+                         void *y);
 void linear_backward_wide(const struct pass *f, const struct parameter *w, int64_t out, const void *x, const void *dy,
                           void *dx, int add);
 

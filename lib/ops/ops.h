@@ -50,6 +50,7 @@ struct gemm {
     int32_t transpose_a, transpose_b, add;
     float scale; /* of the product; 0 means 1 */
     glm52_dtype a_type, b_type, c_type;
+    const void *from; /* with add: what the product is added to, of c's type, stride and gaps; NULL: c itself */
 };
 
 /* One weight matrix [n,k] per group, `stride` elements apart; rows of group g are offsets[g] .. offsets[g+1]. */
@@ -136,6 +137,7 @@ struct dispatch {
     int64_t rows, width;
     int32_t k, experts, add;
     glm52_dtype type;
+    const void *from; /* with add: what collect adds to, laid out as y; NULL: y itself */
 };
 
 struct swiglu {

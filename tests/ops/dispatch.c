@@ -90,8 +90,16 @@ static void check_moves(struct dispatch d)
             for (int32_t j = 0; j < d.k; j++)
                 want[t * d.width + c] += slots->value[(int64_t)place->value[t * d.k + j] * d.width + c];
         }
-    if (!d.add)
+    if (d.add) { /* to another array, which stays */
+        struct dispatch other = d;
+        struct array *to = array_output(d.type, y->count);
+
+        other.from = y->at;
+        ops->dispatch_collect(device, &other, place->at, slots->at, to->at);
+        check_close(to, want, tolerance(d.type, d.k));
+    } else {
         array_poison(y);
+    }
     ops->dispatch_collect(device, &d, place->at, slots->at, y->at);
     check_close(y, want, tolerance(d.type, d.k));
 }

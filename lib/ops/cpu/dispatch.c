@@ -81,7 +81,7 @@ static void collect(const struct dispatch *d, const int32_t *place, const void *
     float sum[CHUNK], buffer[CHUNK];
 
     if (d->add)
-        read_floats(d->type, y, row * d->width + c, n, sum);
+        read_floats(d->type, d->from ? d->from : y, row * d->width + c, n, sum);
     else
         memset(sum, 0, (size_t)n * sizeof *sum);
     for (int32_t j = 0; j < d->k; j++) {

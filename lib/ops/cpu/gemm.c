@@ -124,10 +124,22 @@ void gemm_run(struct stream *s, const struct gemm *g, const void *a, const void 
     }
 }
 
+static void copy_lines(const struct gemm *g, void *c)
+{
+    size_t size = dtype_size(g->c_type), line = (size_t)g->n * size;
+
+    for (int64_t i = 0; i < g->batch * g->m; i++) {
+        size_t at = (size_t)(i / g->m * g->stride_c + i % g->m * g->ldc) * size;
+
+        memcpy((char *)c + at, (const char *)g->from + at, line);
+    }
+}
+
 void cpu_gemm(struct stream *s, const struct gemm *g, const void *a, const void *b, void *c)
 {
     struct counted call = count_gemm(s, g);
 
+    if (g->add && g->from && g->from != c) copy_lines(g, c);
     gemm_run(s, g, a, b, c);
     count_end(call);
 }
