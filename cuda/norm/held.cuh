@@ -34,14 +34,14 @@ __device__ __forceinline__ float team_sum(float x, float *part)
 
 /* ---- forward ---- */
 
-template <int PIECES, bool WARP, bool LAYER>
+template <int PIECES, bool WARP, bool LAYER, bool LATE>
 __global__ __launch_bounds__(THREADS) void forward_kernel(const struct norm n, const bf16 *x, const bf16 *gain,
                                                           const bf16 *bias, bf16 *y, float *statistics)
 {
     __shared__ float part[2][WARPS];
     const int64_t row = WARP ? blockIdx.x * (int64_t)WARPS + threadIdx.x / 32 : blockIdx.x;
     const int team = WARP ? 32 : blockDim.x, me = WARP ? threadIdx.x % 32 : threadIdx.x, pieces = (int)(n.width / WIDE);
-    piece a[PIECES], g[PIECES], b[PIECES];
+    piece a[PIECES], g[PIECES];
     float mean = 0, squares = 0;
 
     if (row >= n.rows) return;
@@ -51,11 +51,8 @@ __global__ __launch_bounds__(THREADS) void forward_kernel(const struct norm n, c
     for (int c = 0; c < PIECES; c++)
         if (me + c * team < pieces) a[c] = piece_at(x, me + c * team);
 #pragma unroll
-    for (int c = 0; c < PIECES; c++)
-        if (me + c * team < pieces) {
-            g[c] = piece_at(gain, me + c * team);
-            if (LAYER) b[c] = piece_at(bias, me + c * team);
-        }
+    for (int c = 0; c < PIECES && !LATE; c++)
+        if (me + c * team < pieces) g[c] = piece_at(gain, me + c * team);
     if (LAYER) {
         float sum = 0;
 
@@ -79,9 +76,12 @@ __global__ __launch_bounds__(THREADS) void forward_kernel(const struct norm n, c
         float out[WIDE];
 
         if (me + c * team >= pieces) break;
+        piece b = {};
+        if (LATE) g[c] = piece_at(gain, me + c * team);
+        if (LAYER) b = piece_at(bias, me + c * team);
 #pragma unroll
         for (int i = 0; i < WIDE; i++)
-            out[i] = (get(a[c].at[i]) - mean) * rstd * get(g[c].at[i]) + (LAYER ? get(b[c].at[i]) : 0);
+            out[i] = (get(a[c].at[i]) - mean) * rstd * get(g[c].at[i]) + (LAYER ? get(b.at[i]) : 0);
         store(y + (me + c * team) * WIDE, out, n.add);
     }
     if (me == 0) {
@@ -91,6 +91,38 @@ __global__ __launch_bounds__(THREADS) void forward_kernel(const struct norm n, c
 }
 
 /* ---- backward ---- */
+
+/* Statistics of a team's rows, 32 rows ahead: a lane has those of a row. */
+template <bool LAYER>
+struct statistics_ahead {
+    const float *from;
+    int64_t first, step, rows; /* row i of the team is first + i * step, i < rows */
+    float mean, rstd, next_mean, next_rstd;
+
+    __device__ statistics_ahead(const float *statistics, int64_t first, int64_t step, int64_t rows)
+        : from(statistics), first(first), step(step), rows(rows)
+    {
+        fetch(0);
+    }
+    __device__ __forceinline__ void fetch(int64_t i)
+    {
+        const int64_t mine = i + threadIdx.x % 32, row = first + mine * step;
+
+        next_mean = LAYER && mine < rows ? from[2 * row] : 0;
+        next_rstd = mine < rows ? from[LAYER ? 2 * row + 1 : row] : 0;
+    }
+    /* For i = 0, 1, 2, ... in turn. */
+    __device__ __forceinline__ void row(int64_t i, float &row_mean, float &row_rstd)
+    {
+        if (i % 32 == 0) {
+            mean = next_mean;
+            rstd = next_rstd;
+            fetch(i + 32);
+        }
+        row_mean = LAYER ? __shfl_sync(~0u, mean, (int)(i % 32)) : 0;
+        row_rstd = __shfl_sync(~0u, rstd, (int)(i % 32));
+    }
+};
 
 /* What a team's thread sums for its columns over all rows. */
 template <int PIECES, bool LAYER>
@@ -188,18 +220,22 @@ __global__ __launch_bounds__(THREADS, LAYER ? 1 : 2) void backward_ring_kernel(c
     const ring r = {base, base + 128, (uint32_t)n.width * 2, n.add ? 3u : 2u};
     const bf16 *stage_rows = (const bf16 *)(shared + 128);
     column_sums<PIECES, LAYER> sums;
+    statistics_ahead<LAYER> ahead(statistics, blockIdx.x, gridDim.x, rows);
     piece g[PIECES];
 
-    auto fetch_row = [&](int64_t i) {
+    int stage = 0;
+    uint32_t parity = 0;
+
+    auto fetch_row = [&](int64_t i, int into) {
         const int64_t row = blockIdx.x + i * gridDim.x;
 
-        fetch(r, (int)(i % stages), x + row * n.x_stride, dy + row * n.y_stride, dx + row * n.x_stride);
+        fetch(r, into, x + row * n.x_stride, dy + row * n.y_stride, dx + row * n.x_stride);
     };
 
     if (me == 0) {
         for (int s = 0; s < stages; s++) hopper::barrier_init(r.full + s * 8, 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        for (int64_t i = 0; i < min((int64_t)stages, rows); i++) fetch_row(i);
+        for (int i = 0; i < min((int64_t)stages, rows); i++) fetch_row(i, i);
     }
     __syncthreads();
 #pragma unroll
@@ -208,18 +244,22 @@ __global__ __launch_bounds__(THREADS, LAYER ? 1 : 2) void backward_ring_kernel(c
 
     for (int64_t i = 0; i < rows; i++) {
         const int64_t row = blockIdx.x + i * gridDim.x;
-        const float mean = LAYER ? statistics[2 * row] : 0, rstd = statistics[LAYER ? 2 * row + 1 : row];
-        const bf16 *own_x = stage_rows + i % stages * r.arrays * n.width, *own_dy = own_x + n.width;
-        float sum_g = 0, sum_gh = 0;
+        const bf16 *own_x = stage_rows + stage * r.arrays * n.width, *own_dy = own_x + n.width;
+        float sum_g = 0, sum_gh = 0, mean, rstd;
 
-        hopper::barrier_wait(r.full + (uint32_t)(i % stages) * 8, (uint32_t)(i / stages & 1));
+        ahead.row(i, mean, rstd);
+        hopper::barrier_wait(r.full + (uint32_t)stage * 8, parity);
         add_row<PIECES, LAYER>(own_x, own_dy, g, mean, rstd, me, team, pieces, sums, sum_g, sum_gh);
         const float mean_g = LAYER ? team_sum<false>(sum_g, part[0][i & 1]) / (float)n.width : 0;
         const float mean_gh = team_sum<false>(sum_gh, part[1][i & 1]) / (float)n.width;
         /* everybody is done with the row before: its stage is free */
-        if (me == 0 && i > 0 && i - 1 + stages < rows) fetch_row(i - 1 + stages);
+        if (me == 0 && i > 0 && i - 1 + stages < rows) fetch_row(i - 1 + stages, stage > 0 ? stage - 1 : stages - 1);
         write_row(own_x, own_dy, n.add ? own_dy + n.width : nullptr, g, mean, rstd, mean_g, mean_gh, me, team, pieces,
                   dx + row * n.x_stride);
+        if (++stage == stages) {
+            stage = 0;
+            parity ^= 1;
+        }
     }
     if (partial) write_sums(sums, me, team, pieces, n.width, partial + (int64_t)blockIdx.x * 2 * n.width);
 }
@@ -238,12 +278,16 @@ __global__ __launch_bounds__(THREADS) void backward_warp_kernel(const struct nor
 #pragma unroll
     for (int c = 0; c < PIECES; c++)
         if (me + c * 32 < pieces) g[c] = piece_at(gain, me + c * 32);
-    for (int64_t row = blockIdx.x * (int64_t)WARPS + warp; row < n.rows; row += (int64_t)gridDim.x * WARPS) {
-        const float mean = LAYER ? statistics[2 * row] : 0, rstd = statistics[LAYER ? 2 * row + 1 : row];
+    const int64_t first = blockIdx.x * (int64_t)WARPS + warp, step = (int64_t)gridDim.x * WARPS;
+    const int64_t rows = max((n.rows - first + step - 1) / step, (int64_t)0);
+    statistics_ahead<LAYER> ahead(statistics, first, step, rows);
+    for (int64_t i = 0; i < rows; i++) {
+        const int64_t row = first + i * step;
         const bf16 *own_x = x + row * n.x_stride, *own_dy = dy + row * n.y_stride;
         bf16 *own_dx = dx + row * n.x_stride;
-        float sum_g = 0, sum_gh = 0;
+        float sum_g = 0, sum_gh = 0, mean, rstd;
 
+        ahead.row(i, mean, rstd);
         add_row<PIECES, LAYER>(own_x, own_dy, g, mean, rstd, me, 32, pieces, sums, sum_g, sum_gh);
         const float mean_g = LAYER ? team_sum<true>(sum_g, nullptr) / (float)n.width : 0;
         const float mean_gh = team_sum<true>(sum_gh, nullptr) / (float)n.width;
@@ -271,11 +315,11 @@ __global__ __launch_bounds__(THREADS) void backward_warp_kernel(const struct nor
 
 static inline bool fits(const struct norm *n) { return n->type == GLM52_DTYPE_BF16 && n->width <= HELD_WIDTH; }
 
-/* Calls f with std::integral_constant of the pieces of a thread, and the number of threads of a team. */
+/* Calls f with std::integral_constant of the pieces of a thread, and the number of threads of a team; up to four pieces. */
 template <class F>
-static inline void with_pieces(int64_t width, F f)
+static inline void with_pieces(int64_t width, bool warp, F f)
 {
-    const int64_t all = width / WIDE, most = width <= WARP_WIDTH ? 32 : THREADS, pieces = divided(all, most);
+    const int64_t all = width / WIDE, most = warp ? 32 : THREADS, pieces = divided(all, most);
     const int team = (int)divided(divided(all, pieces), 32) * 32;
 
     if (pieces == 1) f(std::integral_constant<int, 1>(), team);
@@ -288,14 +332,17 @@ template <bool LAYER>
 static void forward(cuda_device *d, const struct norm *n, const bf16 *x, const bf16 *gain, const bf16 *bias, bf16 *y,
                     float *statistics)
 {
-    with_pieces(n->width, [&](auto pieces, int team) {
+    const bool warp = n->width <= WARP_WIDTH;
+
+    with_pieces(n->width, warp, [&](auto pieces, int team) {
         constexpr int PIECES = decltype(pieces)::value;
 
-        if (n->width <= WARP_WIDTH)
-            forward_kernel<PIECES, true, LAYER><<<(unsigned)divided(n->rows, WARPS), THREADS, 0, d->stream>>>(
-                *n, x, gain, bias, y, statistics);
+        if (warp)
+            forward_kernel<PIECES, true, LAYER, false>
+                <<<(unsigned)divided(n->rows, WARPS), THREADS, 0, d->stream>>>(*n, x, gain, bias, y, statistics);
         else
-            forward_kernel<PIECES, false, LAYER><<<(unsigned)n->rows, team, 0, d->stream>>>(*n, x, gain, bias, y, statistics);
+            forward_kernel<PIECES, false, LAYER, true>
+                <<<(unsigned)n->rows, team, 0, d->stream>>>(*n, x, gain, bias, y, statistics);
     });
 }
 
@@ -304,7 +351,7 @@ template <bool LAYER>
 static void backward(cuda_device *d, const struct norm *n, const bf16 *x, const bf16 *gain, const float *statistics,
                      const bf16 *dy, bf16 *dx, float *partial, unsigned blocks)
 {
-    with_pieces(n->width, [&](auto pieces, int team) {
+    with_pieces(n->width, n->width <= WARP_WIDTH, [&](auto pieces, int team) {
         constexpr int PIECES = decltype(pieces)::value;
         const size_t stage = (size_t)n->width * 2 * (n->add ? 3 : 2);
         const int stages = (int)std::min<size_t>(MOST_STAGES, RING / stage);

@@ -7,7 +7,7 @@
 
 namespace {
 
-constexpr int THREADS = 256;
+constexpr int THREADS = 256, ADD_THREADS = 1024;
 constexpr int BLOCKS = 264;         /* that share the rows of a backward: two for each of a Hopper's multiprocessors */
 constexpr size_t SHARED = 96 << 10; /* bytes of sums that a block keeps on chip: two blocks fit a multiprocessor */
 
@@ -162,23 +162,23 @@ __global__ __launch_bounds__(THREADS) void backward_kernel(const struct norm n, 
 
 /* to[j] += sum over blocks; blockIdx.y: gain or bias. A warp has 32 columns, and each warp of a block a share of the blocks,
  * so that enough loads are under way; shares are added in order. */
-__global__ __launch_bounds__(THREADS) void add_blocks_kernel(int blocks, int64_t width, const float *partial, float *dgain,
-                                                             float *dbias)
+__global__ __launch_bounds__(ADD_THREADS) void add_blocks_kernel(int blocks, int64_t width, const float *partial,
+                                                                 float *dgain, float *dbias)
 {
-    __shared__ float share[THREADS / 32][32];
+    __shared__ float share[ADD_THREADS / 32][32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t j = blockIdx.x * (int64_t)32 + lane;
     float sum = 0;
 
     if (j < width) {
 #pragma unroll 8
-        for (int b = warp; b < blocks; b += THREADS / 32) sum += partial[(2 * (int64_t)b + blockIdx.y) * width + j];
+        for (int b = warp; b < blocks; b += ADD_THREADS / 32) sum += partial[(2 * (int64_t)b + blockIdx.y) * width + j];
     }
     share[warp][lane] = sum;
     __syncthreads();
     if (warp != 0 || j >= width) return;
 #pragma unroll
-    for (int w = 1; w < THREADS / 32; w++) sum += share[w][lane];
+    for (int w = 1; w < ADD_THREADS / 32; w++) sum += share[w][lane];
     (blockIdx.y ? dbias : dgain)[j] += sum;
 }
 
@@ -203,7 +203,7 @@ void backward(cuda_device *d, const struct norm *n, const void *x, const void *g
                 *n, (const T *)x, (const T *)gain, statistics, (const T *)dy, (T *)dx, (float *)workspace, on_chip);
         });
     if (dgain)
-        add_blocks_kernel<<<dim3((unsigned)divided(n->width, 32), LAYER ? 2 : 1), THREADS, 0, d->stream>>>(
+        add_blocks_kernel<<<dim3((unsigned)divided(n->width, 32), LAYER ? 2 : 1), ADD_THREADS, 0, d->stream>>>(
             (int)blocks, n->width, (const float *)workspace, dgain, dbias);
     launched(d, LAYER ? "layernorm_backward" : "rmsnorm_backward");
 }

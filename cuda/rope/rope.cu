@@ -7,6 +7,7 @@
 namespace {
 
 constexpr int THREADS = 256;
+constexpr int ROPE_HEADS = 2, SPREAD_HEADS = 16, SUM_HEADS = 16; /* of a thread, at least */
 constexpr unsigned MOST_ROWS = 64; /* of a block: what its third dimension may be */
 
 __global__ void table_kernel(int64_t rows, int32_t half, const int32_t *position, const float *inverse_frequency,
@@ -42,14 +43,14 @@ bool in_pieces(glm52_dtype type, std::initializer_list<int64_t> strides, std::in
     return good;
 }
 
-/* A block of x = pieces of a head, y = heads at once, z = rows; all powers of two but x. */
-bool tiling(int64_t rows, int64_t columns, int32_t heads, dim3 *grid, dim3 *block)
+/* A block of x = pieces of a head, y = heads at once, z = rows; all powers of two but x. A thread shall have `each` heads. */
+bool tiling(int64_t rows, int64_t columns, int32_t heads, int each, dim3 *grid, dim3 *block)
 {
     const int64_t pieces = columns / WIDE;
     unsigned y = 1, z = 1;
 
     if (columns % WIDE != 0 || pieces > THREADS / 8) return false;
-    while (y < (unsigned)heads && pieces * y * 2 <= THREADS) y *= 2;
+    while (y * each < (unsigned)heads && pieces * y * 2 <= THREADS) y *= 2;
     while (pieces * y * z * 2 <= THREADS && z < MOST_ROWS) z *= 2;
     *block = dim3((unsigned)pieces, y, z);
     *grid = dim3((unsigned)divided(rows, z));
@@ -73,7 +74,8 @@ __device__ __forceinline__ void rotate_piece(const struct rope &r, const float (
     store(at, out, r.add);
 }
 
-/* Two heads at a time, to have both under way. */
+/* As many heads at a time as shall be under way. */
+template <int HEADS>
 __global__ __launch_bounds__(THREADS) void rope_pieces_kernel(const struct rope r, const float *table, const bf16 *x, bf16 *y)
 {
     const int64_t row = blockIdx.x * (int64_t)blockDim.z + threadIdx.z, column = threadIdx.x * WIDE;
@@ -84,14 +86,15 @@ __global__ __launch_bounds__(THREADS) void rope_pieces_kernel(const struct rope 
     x += row * r.x_row + column;
     y += row * r.y_row + column;
     load(table + row * r.half * 2 + column, turn);
-    for (int head = threadIdx.y; head < r.heads; head += 2 * step) {
-        const int other = head + step;
-        const piece first = *(const piece *)(x + head * r.x_head);
-        piece second = {};
+    for (int first = threadIdx.y; first < r.heads; first += HEADS * step) {
+        piece at_once[HEADS] = {};
 
-        if (other < r.heads) second = *(const piece *)(x + other * r.x_head);
-        rotate_piece(r, turn, first, y + head * r.y_head);
-        if (other < r.heads) rotate_piece(r, turn, second, y + other * r.y_head);
+#pragma unroll
+        for (int q = 0; q < HEADS; q++)
+            if (first + q * step < r.heads) at_once[q] = *(const piece *)(x + (first + q * step) * r.x_head);
+#pragma unroll
+        for (int q = 0; q < HEADS; q++)
+            if (first + q * step < r.heads) rotate_piece(r, turn, at_once[q], y + (first + q * step) * r.y_head);
     }
 }
 
@@ -108,7 +111,7 @@ __global__ __launch_bounds__(THREADS) void spread_pieces_kernel(const struct spr
 /* Each y of a block sums its heads in order; then the y are added in order, on chip. */
 __global__ __launch_bounds__(THREADS) void sum_pieces_kernel(const struct spread r, const bf16 *y, float *x)
 {
-    constexpr int AT_ONCE = 4;
+    constexpr int AT_ONCE = 8;
     __shared__ float part[THREADS][WIDE + 1];
     const int64_t row = blockIdx.x * (int64_t)blockDim.z + threadIdx.z, column = threadIdx.x * WIDE;
     const int step = blockDim.y, me = threadIdx.x + blockDim.x * (threadIdx.y + step * threadIdx.z);
@@ -166,8 +169,8 @@ void rotate(struct stream *s, const struct rope *r, const float *table, const vo
     count_rope(s, r);
     if (count == 0) return;
     if (in_pieces(r->type, {r->x_row, r->x_head, r->y_row, r->y_head}, {x, y, table}) &&
-        tiling(r->rows, 2 * r->half, r->heads, &grid, &block))
-        rope_pieces_kernel<<<grid, block, 0, d->stream>>>(*r, table, (const bf16 *)x, (bf16 *)y);
+        tiling(r->rows, 2 * r->half, r->heads, ROPE_HEADS, &grid, &block))
+        rope_pieces_kernel<ROPE_HEADS><<<grid, block, 0, d->stream>>>(*r, table, (const bf16 *)x, (bf16 *)y);
     else
         with_type(r->type, [&](auto element) {
             using T = decltype(element);
@@ -196,7 +199,7 @@ void spread_heads(struct stream *s, const struct spread *r, const void *x, void 
 
     count_spread_heads(s, r);
     if (count == 0) return;
-    if (in_pieces(r->type, {r->x_row, r->y_row, r->y_head}, {x, y}) && tiling(r->rows, r->width, r->heads, &grid, &block))
+    if (in_pieces(r->type, {r->x_row, r->y_row, r->y_head}, {x, y}) && tiling(r->rows, r->width, r->heads, SPREAD_HEADS, &grid, &block))
         spread_pieces_kernel<<<grid, block, 0, d->stream>>>(*r, (const bf16 *)x, (bf16 *)y);
     else
         with_type(r->type, [&](auto element) {
@@ -226,7 +229,7 @@ void sum_heads(struct stream *s, const struct spread *r, const void *y, float *x
 
     count_sum_heads(s, r);
     if (r->rows * r->width == 0) return;
-    if (in_pieces(r->type, {r->x_row, r->y_row, r->y_head}, {x, y}) && tiling(r->rows, r->width, r->heads, &grid, &block))
+    if (in_pieces(r->type, {r->x_row, r->y_row, r->y_head}, {x, y}) && tiling(r->rows, r->width, r->heads, SUM_HEADS, &grid, &block))
         sum_pieces_kernel<<<grid, block, 0, d->stream>>>(*r, (const bf16 *)y, x);
     else
         with_type(r->type, [&](auto element) {
