@@ -142,9 +142,9 @@ BENCH_FULL(convert, "8192 x 576, fp32 to bf16", "")
     bench_convert(F32, BF16, 8192 * 576);
 }
 
-BENCH_FULL(copy, "8192 x 6144, bf16", "")
+static void bench_copy(int64_t rows)
 {
-    struct array *x = array_random(BF16, 8192 * 6144), *y = array_random(BF16, 8192 * 6144);
+    struct array *x = array_random(BF16, rows * 6144), *y = array_random(BF16, rows * 6144);
 
     BENCH_LOOP
         ops->copy(device, y->at, x->at, 2 * (size_t)x->count);
@@ -188,4 +188,20 @@ BENCH_FULL(zero, "32 x 2048 x 6144, fp32", "")
     BENCH_LOOP
         ops->zero(device, x->at, 4 * (size_t)x->count);
     bench_counted();
+}
+
+/* What a copy of that size reaches when it, too, begins with caches full of other data. */
+BENCH_FULL(copy, "4096 x 6144, bf16", "")
+{
+    bench_copy(4096);
+}
+
+BENCH_FULL(copy, "8192 x 6144, bf16", "")
+{
+    bench_copy(8192);
+}
+
+BENCH_FULL(copy, "16384 x 6144, bf16", "")
+{
+    bench_copy(16384);
 }

@@ -339,3 +339,67 @@ BENCH(sparse_mla_backward, "128 x 64 heads, 576/512, bf16, up to 128 keys")
 {
     bench_backward(full);
 }
+
+/* Every row has k different keys of the whole set, ascending: one by chance of each k-th of it. */
+static struct array *spaced_keys(int64_t rows, int64_t keys, int32_t k)
+{
+    enum { PATTERNS = 256 }; /* rows that differ */
+    struct array *selected = array_zero(GLM52_DTYPE_I32, rows * k);
+
+    for (int64_t i = 0; i < rows * k; i++)
+        selected->value[i] = i < (int64_t)PATTERNS * k ? (double)(i % k * (keys / k) + draw_below(keys / k))
+                                                       : selected->value[i - (int64_t)PATTERNS * k];
+    array_push(selected);
+    return selected;
+}
+
+/* what: 0 forward, 1 backward, 2 backward with the indexer's target. */
+static void bench_full(int what, int64_t keys, int32_t fast)
+{
+    const glm52_dtype type = GLM52_DTYPE_BF16;
+    struct sparse_mla shape = {.rows = keys, .keys = keys, .heads = 64, .kv_rank = 512, .rope = 64, .k = 2048,
+                               .scale = 0.0625f, .fast = fast, .type = type, .pairs = 2048 * (double)keys};
+    struct array *q = array_random(type, keys * 64 * 576), *dq = array_random(type, what ? keys * 64 * 576 : 0);
+    struct array *kv = array_random(type, keys * 576), *dkv = array_random(GLM52_DTYPE_F32, keys * 576);
+    struct array *out = array_random(type, keys * 64 * 512), *dout = array_random(type, what ? keys * 64 * 512 : 0);
+    struct array *lse = array_random(GLM52_DTYPE_F32, keys * 64), *selected = spaced_keys(keys, keys, shape.k);
+    struct array *target = array_random(GLM52_DTYPE_F32, what == 2 ? keys * shape.k : 0);
+    size_t forward_bytes = ops->sparse_mla_forward_bytes(device, &shape);
+    size_t backward_bytes = ops->sparse_mla_backward_bytes(device, &shape);
+    struct array *workspace = array_workspace(forward_bytes > backward_bytes ? forward_bytes : backward_bytes);
+
+    ops->sparse_mla_forward(device, &shape, q->at, kv->at, selected->at, out->at, lse->at, workspace->at);
+    BENCH_LOOP {
+        if (what)
+            ops->sparse_mla_backward(device, &shape, q->at, kv->at, selected->at, out->at, lse->at, dout->at, dq->at,
+                                     dkv->at, what == 2 ? target->at : NULL, workspace->at);
+        else
+            ops->sparse_mla_forward(device, &shape, q->at, kv->at, selected->at, out->at, lse->at, workspace->at);
+    }
+    bench_counted();
+}
+
+BENCH_FULL(sparse_mla_forward, "4096 rows and keys, top-k 2048", "FlashMLA 671, sustained 566")
+{
+    bench_full(0, 4096, 0);
+}
+
+BENCH_FULL(sparse_mla_forward, "8192 rows and keys, top-k 2048", "FlashMLA 600, sustained 561")
+{
+    bench_full(0, 8192, 0);
+}
+
+BENCH_FULL(sparse_mla_backward, "4096 rows and keys, fast", "cuDNN 370 (published)")
+{
+    bench_full(1, 4096, 1);
+}
+
+BENCH_FULL(sparse_mla_backward, "4096 rows and keys, deterministic", "")
+{
+    bench_full(1, 4096, 0);
+}
+
+BENCH_FULL(sparse_mla_backward, "4096, deterministic, with target", "")
+{
+    bench_full(2, 4096, 0);
+}
