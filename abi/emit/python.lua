@@ -1,6 +1,6 @@
--- What Python sees of the description: the SWIG fragment (handles, outputs, who releases the GIL and who waits for the turn of a
--- context) and the types of the extension module. Functions with a form that SWIG cannot be told of by rule (structs, memory to
--- fill, error objects) are left out of both; bindings/python/glm52.i and module.pyi have them by hand.
+-- What Python sees of the description: the SWIG fragment (handles, outputs, who releases the GIL and who waits for the
+-- turn of a context) and the types of the extension module. Functions with a form that SWIG cannot be told of by rule
+-- (structs, memory to fill, error objects) are left out of both; bindings/python/glm52.i and module.pyi have them by hand.
 local python = {}
 
 local NUMBERS = { int32_t = "int", uint32_t = "int", int64_t = "int", uint64_t = "int", double = "float" }
@@ -53,7 +53,9 @@ function python.swig(d)
   add("\n/* Any thread may call these while another one has the turn. */\n")
   for _, f in ipairs(each(d, free)) do if not f.blocking then add("ANYTIME(%s)\n", f.name) end end
   add("\n/* These are over in a moment; releasing the GIL would cost more. Whatever is not named releases it. */\n")
-  for _, f in ipairs(each(d, function(f) return not f.blocking and not free(f) end)) do add("%%nothread %s;\n", f.name) end
+  for _, f in ipairs(each(d, function(f) return not f.blocking and not free(f) end)) do
+    add("%%nothread %s;\n", f.name)
+  end
   add("\n/* These have another form in Python, by hand; capsules count references. */\n")
   for _, f in ipairs(d.functions) do if not python.plain(f) then add("%%ignore %s;\n", f.name) end end
   for _, s in ipairs(d.structs) do add("%%ignore %s;\n", s.name) end

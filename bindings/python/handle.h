@@ -38,11 +38,12 @@ struct held {
 
 struct turn *turn_create(void);
 void turn_drop(struct turn *turn);
-/* 0 with an exception if a signal handler raised one while waiting, or if turn_abandon() said so. NULL is taken at once. */
+/* 0 with an exception if a signal handler raised one while waiting, or if turn_abandon() said so. NULL is taken at
+ * once. */
 int turn_take(const struct held *held);
 void turn_give(const struct held *held);
-/* Ends a job of glm52._work and no other call, and waits for it: before it begins, while it waits for the turn of its context, or
- * by cancelling. In one piece, so that a second signal cannot leave the job behind. */
+/* Ends a job of glm52._work and no other call, and waits for it: before it begins, while it waits for the turn of its
+ * context, or by cancelling. In one piece, so that a second signal cannot leave the job behind. */
 PyObject *turn_abandon(PyObject *context, PyObject *job);
 /* Receives the log of a context whose log_user is its turn. Any thread, without the GIL. */
 void turn_log(void *turn, glm52_log_level level, const char *message);

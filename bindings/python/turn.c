@@ -90,7 +90,8 @@ void turn_give(const struct held *held)
 {
     if (!held) return;
     struct turn *turn = held->turn;
-    if (turn->cancelled) glm52_context_withdraw_cancel(turn->cancelled); /* too late for this call, and not meant for the next */
+    /* What came too late for this call was not meant for the next. */
+    if (turn->cancelled) glm52_context_withdraw_cancel(turn->cancelled);
     turn->cancelled = NULL;
     turn->holder = 0;
     PyThread_release_lock(turn->lock);
@@ -119,8 +120,8 @@ static void interrupt(struct turn *turn, glm52_context *context, unsigned long t
     }
 }
 
-/* Whether lock.acquire(True, timeout) got it. Signal handlers run meanwhile; what they raise is dropped, for one exception is on
- * its way already. */
+/* Whether lock.acquire(True, timeout) got it. Signal handlers run meanwhile; what they raise is dropped, for one
+ * exception is on its way already. */
 static int acquire(PyObject *lock, int blocking, double timeout)
 {
     PyObject *got = PyObject_CallMethod(lock, "acquire", "id", blocking, timeout);

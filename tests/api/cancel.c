@@ -54,7 +54,8 @@ static void cancel_now(int number)
 static void cancel_after(glm52_context *context, double seconds)
 {
     struct sigaction action = {.sa_handler = cancel_now};
-    struct itimerval timer = {.it_value = {.tv_sec = (time_t)seconds, .tv_usec = (suseconds_t)(1e6 * fmod(seconds, 1))}};
+    struct timeval value = {.tv_sec = (time_t)seconds, .tv_usec = (suseconds_t)(1e6 * fmod(seconds, 1))};
+    struct itimerval timer = {.it_value = value};
 
     cancelled = context;
     sigemptyset(&action.sa_mask);
@@ -100,7 +101,8 @@ START_TEST(in_a_generation)
     ck_assert_uint_eq(produced, LIMIT);
     cancel_after(s.context, run / 2);
     REFUSED(glm52_model_generate(s.model, prompt, 3, LIMIT, 0, 0, tokens, &produced), GLM52_E_CANCELLED);
-    double latency = processor_seconds() - cancelled_at, token = 2 * run / LIMIT; /* the last take twice the mean at most */
+    double latency = processor_seconds() - cancelled_at;
+    double token = 2 * run / LIMIT; /* the last take twice the mean at most */
     ck_assert_msg(latency <= 1.5 * token + 2e-3, "returned after %g s, a token takes up to %g s", latency, token);
     small_close(&s);
 }

@@ -1,5 +1,5 @@
-/* Steps of preset tiny driven by C, one for each line that comes in; prints what each took by the clock and in processor time, and its
- * loss. For benches that drive the same steps from another language in turn.
+/* Steps of preset tiny driven by C, one for each line that comes in; prints what each took by the clock and in processor
+ * time, and its loss. For benches that drive the same steps from another language in turn.
  *
  *   bench-c-step TEXT */
 #include <stdio.h>
@@ -36,8 +36,8 @@ int main(int argc, char **argv)
     if (argc != 2) return 2;
     ok(glm52_context_create(NULL, &context));
     ok(glm52_config_create(context, &config));
-    ok(glm52_config_load_json(config, "{\"model.preset\": \"tiny\", \"data.pack_tokens\": 2048, \"data.document_tokens\": 256,"
-                                      " \"train.microbatch_tokens\": 2048}"));
+    ok(glm52_config_load_json(config, "{\"model.preset\": \"tiny\", \"data.pack_tokens\": 2048,"
+                                      " \"data.document_tokens\": 256, \"train.microbatch_tokens\": 2048}"));
     ok(glm52_config_set(config, "data.text", argv[1]));
     ok(glm52_dataset_open(context, config, &dataset));
     ok(glm52_model_create(context, config, &model));

@@ -1,7 +1,9 @@
-"""stage.py SOURCE BUILD STAGE: lays out the tree that Sphinx reads: the repository's pages by links, and the reference pages that
-are made from the description of the C API, from the docstrings of the Python package and from the schema of options."""
+"""stage.py SOURCE BUILD STAGE: lays out the tree that Sphinx reads: the repository's pages by links, and the reference
+pages that are made from the description of the C API, from the docstrings of the Python package and from the schema of
+options."""
 import inspect
 import os
+import re
 import shutil
 import sys
 
@@ -31,7 +33,7 @@ def member(name, thing):
     if isinstance(thing, property):
         return f"#### {name}\n\n```text\n{inspect.getdoc(thing) or ''}\n```\n\n"
     call = thing.__func__ if isinstance(thing, (classmethod, staticmethod)) else thing
-    return f"#### {name}\n\n```text\n{name}{signature(call)}\n\n{inspect.getdoc(call) or ''}\n```\n\n".replace("\n\n\n", "\n")
+    return f"#### {name}\n\n```text\n{name}{signature(call)}\n\n{inspect.getdoc(call) or ''}\n```\n\n"
 
 
 def public(kind):
@@ -71,10 +73,11 @@ def options_page():
     for option in glm52.options():
         here = option.key.split(".")[0] if "." in option.key else "beside the sections"
         if here != section:
-            out.append(f"\n## {here}\n\n| option | type | range | default | meaning |\n| --- | --- | --- | --- | --- |\n")
+            out.append(f"\n## {here}\n\n| option | type | range | default | meaning |\n")
+            out.append("| --- | --- | --- | --- | --- |\n")
             section = here
         cells = [f"`{option.key}`", option.type, option.range, option.default, option.summary]
-        out.append("| " + " | ".join(cell.replace("|", "\\|").replace("<", "\\<").replace("*", "\\*") for cell in cells) + " |\n")
+        out.append("| " + " | ".join(re.sub(r"[|<*]", r"\\\g<0>", cell) for cell in cells) + " |\n")
     return "".join(out)
 
 

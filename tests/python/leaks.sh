@@ -1,11 +1,13 @@
 #!/bin/sh
-# leaks.sh COMMAND...: runs a Python program with the address sanitizer before it, whose interpreter knows nothing of that. What the
-# interpreter and its other modules hold at the end is their affair; memory that our code took and nobody released fails.
+# leaks.sh COMMAND...: runs a Python program with the address sanitizer before it, whose interpreter knows nothing of
+# that. What the interpreter and its other modules hold at the end is their affair; memory that our code took and nobody
+# released fails.
 set -u
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+options=detect_leaks=1:verify_asan_link_order=0:quarantine_size_mb=1:thread_local_quarantine_size_kb=64
 LD_PRELOAD="$(${CC:-cc} -print-file-name=libasan.so)" PYTHONMALLOC=malloc LSAN_OPTIONS=exitcode=0 \
-    ASAN_OPTIONS="${ASAN_OPTIONS:-}:detect_leaks=1:quarantine_size_mb=1:thread_local_quarantine_size_kb=64:stack_trace_format=#%n;%m;%f;%S:log_path=$work/report:verify_asan_link_order=0" "$@"
+    ASAN_OPTIONS="${ASAN_OPTIONS:-}:$options:stack_trace_format=#%n;%m;%f;%S:log_path=$work/report" "$@"
 status=$?
 # The first frame beyond the allocator tells whose memory it is.
 cat "$work"/report* 2>/dev/null >"$work/all"

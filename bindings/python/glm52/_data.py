@@ -72,7 +72,7 @@ class Dataset(Handle):
     def next(self, batch: Optional[Batch] = None) -> Batch:
         """The next training pack, in `batch` or in a new one."""
         batch = Batch(self.context) if batch is None else batch
-        _glm52.dataset_next(self._handle, batch._handle)  # microseconds: shorter than the way to the helper thread and back
+        _glm52.dataset_next(self._handle, batch._handle)  # shorter than the way to the helper thread and back
         return batch
 
     def __iter__(self) -> Iterator[Batch]:
