@@ -4,6 +4,7 @@
 #   gate.sh layout LAYOUT RECORD             prototypes, offsets, sizes, enumerators of the description
 #   gate.sh abidiff LIBRARY HEADERS RECORD   types and symbols, by libabigail
 #   gate.sh imports LIBRARY                  nothing that exits, aborts or prints
+#   gate.sh objects OBJECT...                the same of compiled kernels, before NVIDIA's run time is linked to them
 #   gate.sh record INTERFACE HEADERS LIBRARY LAYOUT DIRECTORY   writes the records anew
 # docs/abi.md says why it is made like this.
 set -eu
@@ -37,12 +38,21 @@ check_types() {
     fi
 }
 
+printers='v?f?d?printf|f?puts|puts|f?putc|putchar|fwrite|perror|psignal|v?(err|warn)x?|v?syslog|std(in|out|err)'
+enders='_?exit|_Exit|quick_exit|abort|__assert_fail|__assert|raise|kill|signal|sigaction|system|longjmp'
+
 check_imports() {
-    printers='v?f?d?printf|f?puts|puts|f?putc|putchar|fwrite|perror|psignal|v?(err|warn)x?|v?syslog|std(in|out|err)'
-    enders='_?exit|_Exit|quick_exit|abort|__assert_fail|__assert|raise|kill|signal|sigaction|system|longjmp'
     found=$(nm -D --undefined-only "$1" | awk '{ print $2 }' | sed 's/@.*//' |
         grep -E "^(_IO_)?(__)?($printers|$enders)(_chk|_unlocked)?\$") || return 0
     refuse "the library must not exit, abort, print or catch signals, and imports:" "$found"
+}
+
+# nvcc gives every device function that it does not inline a stand-in for the host, which calls exit() and which nothing
+# can call.
+check_objects() {
+    found=$(nm -A --undefined-only "$@" | grep -E " U (_IO_)?(__)?($printers|$enders)(_chk|_unlocked)?\$" |
+        grep -v ' U exit$') || return 0
+    refuse "the kernels' host code must not abort, print or catch signals, and refers to:" "$found"
 }
 
 write_records() {
@@ -66,6 +76,7 @@ symbols)
 layout) compare "$1" "$2" ;;
 abidiff) check_types "$@" ;;
 imports) check_imports "$1" ;;
+objects) check_objects "$@" ;;
 record) write_records "$@" ;;
 *) refuse "unknown: $what" ;;
 esac

@@ -119,5 +119,7 @@ expect "glm52_model_generate: units must begin with the shape of tokens" "an arr
 
 mutant '' '$a #include <stdio.h>\n#include <stdlib.h>\nvoid stop(void);\nvoid __attribute__((used)) stop(void) { puts(""); abort(); }' ''
 expect abort "a library that ends its host" sh "$gate" imports "$work/lib.so"
+$cc -c "$work/stub.c" -I"$work/include" -o "$work/kernel.o"
+expect puts "kernels that print" sh "$gate" objects "$work/kernel.o"
 
 echo "1..$count"
