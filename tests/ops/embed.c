@@ -60,6 +60,7 @@ CASE(embed, "bf16, and gradients in bf16")
 CASE(embed, "one token in most rows, a vocabulary of many digits, one of exactly so many")
 {
     check_embed(301, 40, 2, BF16, BF16);
+    check_embed(6001, 8, 1, BF16, F32);
     check_embed(77, 8, 1, BF16, F32);
     check_embed(97, 16, 512, BF16, F32);
     check_embed(1201, 8, 5003, BF16, BF16);
