@@ -205,3 +205,22 @@ BENCH_FULL(copy, "16384 x 6144, bf16", "")
 {
     bench_copy(16384);
 }
+
+BENCH_FULL(multiply, "8192 x 6144", "")
+{
+    struct array *x = array_random(F32, 8192 * 6144), *y = array_random(F32, 8192 * 6144);
+
+    BENCH_LOOP
+        ops->multiply(device, x->count, x->at, y->at);
+    bench_counted();
+}
+
+BENCH_FULL(clip, "one norm", "")
+{
+    struct array *squares = array_from(GLM52_DTYPE_F64, 1, (double[]){7}), *norm = array_output(F32, 1);
+    struct array *coefficient = array_output(F32, 1);
+
+    BENCH_LOOP
+        ops->clip(device, squares->at, 1, norm->at, coefficient->at);
+    bench_counted();
+}

@@ -370,3 +370,21 @@ BENCH_FULL(limit_capacity, "8192 rows, 8 of 256, by weight", "")
 {
     bench_assignments(2);
 }
+
+BENCH_FULL(clear_where_zero, "8192 x 8", "")
+{
+    struct array *mask = array_random(F32, 8192 * 8), *x = array_random(F32, 8192 * 8);
+
+    BENCH_LOOP
+        ops->clear_where_zero(device, x->count, mask->at, x->at);
+    bench_counted();
+}
+
+BENCH_FULL(balance_bias, "256 experts", "")
+{
+    struct array *bias = array_random(F32, 256), *counts = array_zero(F64, 256);
+
+    BENCH_LOOP
+        ops->balance_bias(device, 256, 1e-3f, NULL, counts->at, bias->at);
+    bench_counted();
+}

@@ -213,7 +213,7 @@ static void full_references(void)
     printf("%s: each call after 512 MiB of other data, median of %d; copy %.3f TB/s, gemm bf16 8192^3 %.0f TFLOP/s",
            ops->name, FULL_ROUNDS, 1e-12 * full.copy, 1e-12 * full.gemm);
     if (sustained) printf(" (sustained %.0f)", 1e-12 * full.gemm_lasting);
-    printf("\n%-27s %-38s %9s %8s %13s %12s %8s%s  %s\n", "operation", "shape", "ms", "MB", "rate", "of ceiling", "host us",
+    printf("\n%-29s %-41s %9s %8s %13s %12s %8s%s  %s\n", "operation", "shape", "ms", "MB", "rate", "of ceiling", "host us",
            sustained ? "  sustained ms, share" : "", "peer");
 }
 
@@ -228,7 +228,7 @@ static void full_rate(double flops, double bytes)
     const struct case_entry *entry = lab_entry();
     const double work = flops > 0 ? flops : bytes, ceiling = flops > 0 ? full.gemm : full.copy;
 
-    printf("%-27s %-38s %9.4f %8.1f %6.*f %s %4.0f%% of %s %8.1f", entry->op, entry->text, 1e3 * full.spaced, 1e-6 * bytes,
+    printf("%-29s %-41s %9.4f %8.1f %6.*f %s %4.0f%% of %s %8.1f", entry->op, entry->text, 1e3 * full.spaced, 1e-6 * bytes,
            flops > 0 ? 1 : 3, 1e-12 * work / full.spaced, flops > 0 ? "TFLOP/s" : "TB/s   ",
            100 * work / full.spaced / ceiling, flops > 0 ? "gemm" : "copy", 1e6 * full.launch);
     if (sustained && full.lasting > 0)

@@ -285,3 +285,25 @@ BENCH(index_select, "2048 of 8192 causal, 32 heads of 128, bf16")
 {
     bench(GLM52_DTYPE_BF16, 32, 128, 2048, 8192);
 }
+
+/* As many rows as keys, causal, at the sizes of GLM-5.2. */
+static void bench_full(int64_t rows)
+{
+    struct indexer i = {.rows = rows, .keys = rows, .heads = 32, .width = 128, .k = 2048, .type = GLM52_DTYPE_BF16,
+                        .pairs = (double)rows * (double)(rows + 1) / 2};
+    struct array *q = array_random(i.type, rows * 32 * 128), *key = array_random(i.type, rows * 128);
+    struct array *weight = array_random(GLM52_DTYPE_F32, rows * 32), *start = array_zero(GLM52_DTYPE_I32, rows);
+    struct array *end = array_zero(GLM52_DTYPE_I32, rows), *selected = array_output(GLM52_DTYPE_I32, rows * i.k);
+    struct array *workspace = array_workspace(ops->index_select_bytes(device, &i));
+
+    for (int64_t t = 0; t < rows; t++) end->value[t] = (double)(t + 1);
+    array_push(end);
+    BENCH_LOOP
+        ops->index_select(device, &i, q->at, key->at, weight->at, start->at, end->at, selected->at, workspace->at);
+    bench_counted();
+}
+
+BENCH_FULL(index_select, "8192 causal, 2048 each, 32 x 128", "")
+{
+    bench_full(8192);
+}

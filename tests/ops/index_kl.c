@@ -534,3 +534,24 @@ BENCH(index_kl_dense, "the same, given the attention's lse")
 {
     bench_dense((struct indexer){.heads = 8, .width = 64, .type = GLM52_DTYPE_F32}, (struct teacher){8, 1, 144, 0.1f}, 1);
 }
+
+BENCH_FULL(index_kl_selected, "4096 rows and keys, 2048 each, 32 x 128", "")
+{
+    enum { ROWS = 4096, K = 2048 };
+    struct indexer i = {.rows = ROWS, .keys = ROWS, .heads = 32, .width = 128, .k = K, .type = GLM52_DTYPE_BF16,
+                        .pairs = (double)ROWS * K};
+    struct array *q = array_random(i.type, ROWS * 32 * 128), *key = array_random(i.type, ROWS * 128);
+    struct array *weight = array_random(GLM52_DTYPE_F32, ROWS * 32), *target = array_random(GLM52_DTYPE_F32, ROWS * K);
+    struct array *row_weight = array_random(GLM52_DTYPE_F32, ROWS), *selected = array_zero(GLM52_DTYPE_I32, ROWS * K);
+    struct array *kl = array_output(GLM52_DTYPE_F32, ROWS), *dq = array_random(i.type, q->count);
+    struct array *dkey = array_random(GLM52_DTYPE_F32, key->count), *dweight = array_random(GLM52_DTYPE_F32, weight->count);
+    struct array *workspace = array_workspace(ops->index_kl_selected_bytes(device, &i));
+
+    for (int64_t t = 0; t < ROWS * K; t++) /* every other key, shifted or not from one pair to the next */
+        selected->value[t] = (double)(t % K * 2 + (t * 7919 >> 11 & 1));
+    array_push(selected);
+    BENCH_LOOP
+        ops->index_kl_selected(device, &i, q->at, key->at, weight->at, selected->at, target->at, row_weight->at, kl->at,
+                               dq->at, dkey->at, dweight->at, workspace->at);
+    bench_counted();
+}

@@ -208,3 +208,17 @@ BENCH(select_topk, "2048 of 65536")
 {
     bench(64, 65536, 2048);
 }
+
+BENCH_FULL(select_topk, "2048 of 32768, 4096 rows", "torch.topk 0.35 TB/s")
+{
+    enum { ROWS = 4096, KEYS = 32768, K = 2048 };
+    struct array *scores = array_random(GLM52_DTYPE_F32, (int64_t)ROWS * KEYS), *start = array_zero(GLM52_DTYPE_I32, ROWS);
+    struct array *end = array_zero(GLM52_DTYPE_I32, ROWS), *length = array_output(GLM52_DTYPE_I32, ROWS);
+    struct array *selected = array_output(GLM52_DTYPE_I32, ROWS * K);
+
+    for (int64_t t = 0; t < ROWS; t++) end->value[t] = KEYS;
+    array_push(end);
+    BENCH_LOOP
+        ops->select_topk(device, ROWS, KEYS, K, scores->at, start->at, end->at, selected->at, length->at);
+    bench_counted();
+}
