@@ -42,7 +42,8 @@ static void add_row(const struct profile *p, const struct tally_row *row, struct
 {
     double steps = (double)p->steps, seconds = row->seconds / steps;
 
-    text_add(text, "{\"label\":\"%s\",\"operation\":\"%s\",\"calls\":%.6g,\"ms\":%.6g,\"share\":%.4f,\"gflop\":%.6g,\"gbyte\":%.6g",
+    text_add(text, "{\"label\":\"%s\",\"operation\":\"%s\",\"calls\":%.6g,\"ms\":%.6g,\"share\":%.4f,\"gflop\":%.6g,"
+                   "\"gbyte\":%.6g",
              row->label, row->operation, (double)row->calls / steps, 1e3 * seconds, row->seconds / p->seconds,
              1e-9 * row->flops / steps, 1e-9 * row->bytes / steps);
     if (row->seconds > 0)

@@ -85,7 +85,8 @@ static glm52_status refuse(struct model *m, const struct config *config)
     int64_t fits = rows_that_fit(m, free, rows, config->train.recompute);
     if (fits == rows) return GLM52_E_NOMEM; /* of the host's memory, that is */
     int64_t recomputed = rows_that_fit(m, free, rows, RECOMPUTE_LAYERS);
-    fail(GLM52_E_NOMEM, "a step of %lld tokens per microbatch needs %.2f GiB beside model and optimizer; %.2f of %.2f GiB are free",
+    fail(GLM52_E_NOMEM, "a step of %lld tokens per microbatch needs %.2f GiB beside model and optimizer; %.2f of %.2f GiB are "
+         "free",
          (long long)rows, ldexp((double)bytes_of(m, rows, config->train.recompute), -30), ldexp((double)free, -30),
          ldexp((double)all, -30));
     if (!recomputed) return fail_hint("not even one token fits: take a smaller model, or a GPU with more memory");
@@ -98,10 +99,11 @@ static glm52_status take_step(struct step *s, const struct config *config)
 {
     struct model *m = s->model;
     int trains = s->optimizer != NULL;
+    enum keep keep = trains ? keep_of(config->train.recompute) : KEEP_NOTHING;
 
     if (trains) TRY(model_hold_gradients(m));
     s->holds_gradients = trains;
-    TRY(network_open(m, config->train.microbatch_tokens, trains ? keep_of(config->train.recompute) : KEEP_NOTHING, &s->network));
+    TRY(network_open(m, config->train.microbatch_tokens, keep, &s->network));
     if (!(s->sum = host_calloc(m->host, (size_t)s->network.sums.count * sizeof *s->sum, MEMORY_HOST))) return GLM52_E_NOMEM;
     if (!trains) return GLM52_OK;
     TRY(take_update_memory(s));
