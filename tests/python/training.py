@@ -183,6 +183,27 @@ class Running(unittest.TestCase):
             step.run((batch for _ in range(4)), steps=4, progress="tqdm")
         self.assertIn("4/4", out.getvalue())
 
+    def test_progress_auto_looks_who_watches(self):
+        import sys
+        from unittest import mock
+
+        from glm52 import _metrics
+
+        def kind(watched, without_tqdm=False):
+            with mock.patch.object(_metrics, "_someone_watches", lambda: watched), mock.patch("sys.stderr"), \
+                    mock.patch.dict(sys.modules, {"tqdm": None, "tqdm.auto": None} if without_tqdm else {}):
+                progress = _metrics.Progress(4, "auto")
+                progress.close()
+                return "bar" if progress.bar is not None else "lines" if progress.lines else "nothing"
+
+        self.assertEqual(kind(False), "lines")  # a bar would fill a log with its redrawing
+        self.assertEqual(kind(True, without_tqdm=True), "lines")
+        try:
+            import tqdm  # noqa: F401
+        except ImportError:
+            self.skipTest("there is no tqdm")
+        self.assertEqual(kind(True), "bar")
+
     def test_recompute_auto_looks_at_free_memory(self):
         from glm52 import _train
 

@@ -146,7 +146,6 @@ class Progress:
             self.lines = self.bar is None
         elif kind in ("auto", True):
             self.lines = True
-            self.lines = self.bar is None
         elif kind not in (None, False, "none", "lines"):
             raise ValueError(f"progress is {kind!r}; it must be \"auto\", \"tqdm\", \"lines\" or None")
 
