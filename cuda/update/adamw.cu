@@ -80,8 +80,10 @@ void launch(cuda_device *d, const adamw_call &c)
                       aligned16(c.copy);
     auto kernel = wide ? adamw_kernel<W, Copy, G, M, V> : adamw_kernel<W, Copy, G, M, 1>;
 
-    kernel<<<wide ? blocks<V>(count) : blocks<1>(count), THREADS, 0, d->stream>>>(*c.shape, c.rates, c.coefficient, (const G *)c.gradient,
-                                                                   (M *)c.m, (M *)c.v, (W *)c.weight, (Copy *)c.copy);
+    const unsigned grid = wide ? blocks<V>(count) : blocks<1>(count);
+
+    kernel<<<grid, THREADS, 0, d->stream>>>(*c.shape, c.rates, c.coefficient, (const G *)c.gradient, (M *)c.m, (M *)c.v,
+                                            (W *)c.weight, (Copy *)c.copy);
 }
 
 void run_adamw(struct stream *s, const struct adamw *a, const float *rates, const float *coefficient, const void *gradient,

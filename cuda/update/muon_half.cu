@@ -1,7 +1,8 @@
-/* Muon in half precision: X = P(X X^T) X, where P is the product of the iterations' polynomials, taken on the small square side
- * alone. Since squaring a matrix squares what is lost along its small singular values, no more than SEGMENT_STEPS iterations are taken
- * at once; then X itself is multiplied out and its squares are formed anew. All squares are polynomials of one matrix, so they
- * are symmetric, and half of every product is the mirror image of the other. semantics.md has the bounds. */
+/* Muon in half precision: X = P(X X^T) X, where P is the product of the iterations' polynomials, taken on the small square
+ * side alone. Since squaring a matrix squares what is lost along its small singular values, no more than SEGMENT_STEPS
+ * iterations are taken at once; then X itself is multiplied out and its squares are formed anew. All squares are polynomials
+ * of one matrix, so they are symmetric, and half of every product is the mirror image of the other. semantics.md has the
+ * bounds. */
 #include "update/follow.cuh"
 #include "update/muon.cuh"
 #include "update/neighbours.cuh"

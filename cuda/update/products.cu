@@ -309,6 +309,12 @@ void launch(cuda_device *device, const maps &m, const shape &s, const half_updat
     launch_following(device->stream, kernel, 2 * pairs, THREADS, SHARED_BYTES, m, s, u);
 }
 
+/* An operand of `lines` rows or columns of the result, stored [lines,k] or across. */
+bool map_operand(CUtensorMap *map, const __half *at, int64_t batch, int64_t lines, int64_t k, bool across)
+{
+    return map_halves(map, at, batch, across ? k : lines, across ? lines : k, across ? DEPTH : HALF_TILE);
+}
+
 } /* namespace */
 
 void half_products_run(cuda_device *device, const struct half_products *p)
@@ -319,8 +325,8 @@ void half_products_run(cuda_device *device, const struct half_products *p)
     const half_update *o = p->update, u = o ? *o : half_update();
     maps m;
 
-    if (!map_halves(&m.a, p->a, p->batch, p->a_across ? p->k : p->m, p->a_across ? p->m : p->k, p->a_across ? DEPTH : HALF_TILE) ||
-        !map_halves(&m.b, p->b, p->batch, p->b_across ? p->k : p->n, p->b_across ? p->n : p->k, p->b_across ? DEPTH : HALF_TILE) ||
+    if (!map_operand(&m.a, p->a, p->batch, p->m, p->k, p->a_across) ||
+        !map_operand(&m.b, p->b, p->batch, p->n, p->k, p->b_across) ||
         (!o && !map_halves(&m.c, p->c, p->batch, p->m, p->n, BLOCK))) {
         record_error(device, cudaErrorNotSupported, "a tensor map");
         return;
