@@ -143,22 +143,15 @@ __global__ __launch_bounds__(THREADS) void runs_kernel(const struct embed e, con
 template <class G, int V>
 __global__ __launch_bounds__(THREADS) void rests_kernel(const struct embed e, const windows w, const int32_t *token, G *dtable)
 {
-    const int64_t j = (blockIdx.y * (int64_t)THREADS + threadIdx.x) * V, end = (blockIdx.x + 1) * (int64_t)w.length;
+    const int64_t j = (blockIdx.y * (int64_t)THREADS + threadIdx.x) * V, all = (w.rows + w.length - 1) / w.length;
+    const int64_t end = (blockIdx.x + 1) * (int64_t)w.length;
     const int32_t mine = w.token_at(token, end - 1);
-    int64_t last = blockIdx.x;
     float sum[V];
-    int more;
 
-    if (mine < 0 || mine != w.token_at(token, end)) return;
+    if (mine < 0 || mine != w.token_at(token, end) || j >= e.width) return;
     if (mine == w.token_at(token, end - w.length - 1)) return; /* began before */
-    do { /* the windows that begin with the token follow one another */
-        more = __syncthreads_count(w.token_at(token, (last + 1 + threadIdx.x) * w.length) == mine);
-        last += more;
-    } while (more == THREADS);
-    if (j >= e.width) return;
     load(w.rest + (2 * (int64_t)blockIdx.x + 1) * e.width + j, sum);
-#pragma unroll 4
-    for (int64_t at = blockIdx.x + 1; at <= last; at++) {
+    for (int64_t at = blockIdx.x + 1; at < all && w.token_at(token, at * w.length) == mine; at++) {
         float part[V];
 
         load(w.rest + 2 * at * e.width + j, part);

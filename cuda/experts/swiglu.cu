@@ -1,4 +1,5 @@
-/* silu(gate) * up, weighted per row for routed experts (model.md 2.5, 2.6), and its backward; a block a row. */
+/* silu(gate) * up, weighted per row for routed experts (model.md 2.5, 2.6), and its backward. A block takes some rows at once,
+ * so that a thread has several loads under way before it needs the first. */
 #include "device/element.cuh"
 
 namespace {
@@ -18,77 +19,122 @@ __device__ __forceinline__ float sigmoid_of<bf16>(float x)
     return __fdividef(1.0f, 1.0f + __expf(-x));
 }
 
-/* A row's weight comes by two loads, one after the other: it is asked for after those of the row, so that they do not wait. */
-template <class T, int V>
-__global__ __launch_bounds__(THREADS, 8) void forward_kernel(const struct swiglu g, const T *gate_up, const float *weight,
-                                                             const int32_t *source, T *act)
-{
-    const int64_t row = blockIdx.x;
-    const int32_t from = weight ? source[row] : 0;
+/* The rows of a block, from `first` on. Their weights are asked for after the first loads of a thread: they come by two loads,
+ * one after the other, and nothing of the row waits for them. */
+template <int ROWS>
+struct block_rows {
+    int64_t first;
+    int count;
+    int32_t source[ROWS];
+    float p[ROWS];
 
-    gate_up += row * 2 * g.width;
-    act += row * g.width;
+    __device__ block_rows(const struct swiglu &g, const float *weight, const int32_t *from)
+    {
+        first = blockIdx.x * (int64_t)ROWS;
+        count = (int)min((int64_t)ROWS, g.rows - first);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) source[r] = weight && r < count ? from[first + r] : 0;
+    }
+    __device__ __forceinline__ void weigh(const float *weight)
+    {
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) p[r] = weight ? weight[source[r]] : 1.0f;
+    }
+};
+
+template <class T, int V, int ROWS, int BLOCKS>
+__global__ __launch_bounds__(THREADS, BLOCKS) void forward_kernel(const struct swiglu g, const T *gate_up, const float *weight,
+                                                          const int32_t *source, T *act)
+{
+    block_rows<ROWS> rows(g, weight, source);
+
+    gate_up += rows.first * 2 * g.width;
+    act += rows.first * g.width;
     for (int64_t j = threadIdx.x * V; j < g.width; j += THREADS * V) {
-        const several<T, V> gate = *(const several<T, V> *)(gate_up + j), up = *(const several<T, V> *)(gate_up + g.width + j);
-        const float p = weight ? weight[from] : 1.0f;
-        float a[V];
+        several<T, V> gate[ROWS], up[ROWS];
 
 #pragma unroll
-        for (int i = 0; i < V; i++) {
-            const float x = get(gate.at[i]);
+        for (int r = 0; r < ROWS; r++)
+            if (r < rows.count) {
+                gate[r] = *(const several<T, V> *)(gate_up + 2 * r * g.width + j);
+                up[r] = *(const several<T, V> *)(gate_up + (2 * r + 1) * g.width + j);
+            }
+        rows.weigh(weight);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            float a[V];
 
-            a[i] = x * sigmoid_of<T>(x) * get(up.at[i]) * p;
+            if (r >= rows.count) break;
+#pragma unroll
+            for (int i = 0; i < V; i++) {
+                const float x = get(gate[r].at[i]);
+
+                a[i] = x * sigmoid_of<T>(x) * get(up[r].at[i]) * rows.p[r];
+            }
+            store(act + r * g.width + j, a);
         }
-        store(act + j, a);
     }
 }
 
-/* dgate_up may be gate_up and act dact: a thread reads its columns before it writes them. */
-template <class T, int V>
-__global__ __launch_bounds__(THREADS, 4) void backward_kernel(const struct swiglu g, const T *gate_up, const float *weight,
-                                                              const int32_t *source, const T *dact, T *dgate_up,
-                                                              float *dweight, T *act)
+template <class T, int V, int ROWS, int BLOCKS>
+__global__ __launch_bounds__(THREADS, BLOCKS) void backward_kernel(const struct swiglu g, const T *gate_up, const float *weight,
+                                                           const int32_t *source, const T *dact, T *dgate_up, float *dweight,
+                                                           T *act)
 {
-    __shared__ float part[THREADS / 32];
-    const int64_t row = blockIdx.x, first = row * g.width;
-    const int32_t from = weight ? source[row] : 0;
-    float sum = 0;
+    __shared__ float part[ROWS][THREADS / 32];
+    block_rows<ROWS> rows(g, weight, source);
+    const int64_t first = rows.first * g.width;
+    float sum[ROWS] = {};
 
     for (int64_t j = threadIdx.x * V; j < g.width; j += THREADS * V) {
-        const several<T, V> gate = *(const several<T, V> *)(gate_up + 2 * first + j);
-        const several<T, V> up = *(const several<T, V> *)(gate_up + 2 * first + g.width + j);
-        const several<T, V> d = *(const several<T, V> *)(dact + first + j);
-        const float p = weight ? weight[from] : 1.0f;
-        float dgate[V], dup[V], again[V];
+        several<T, V> gate[ROWS], up[ROWS], d[ROWS];
 
 #pragma unroll
-        for (int i = 0; i < V; i++) {
-            const float x = get(gate.at[i]), y = get(up.at[i]), down = get(d.at[i]), slope = down * p;
-            const float sigmoid = sigmoid_of<T>(x), silu = x * sigmoid;
+        for (int r = 0; r < ROWS; r++)
+            if (r < rows.count) {
+                gate[r] = *(const several<T, V> *)(gate_up + 2 * first + 2 * r * g.width + j);
+                up[r] = *(const several<T, V> *)(gate_up + 2 * first + (2 * r + 1) * g.width + j);
+                d[r] = *(const several<T, V> *)(dact + first + r * g.width + j);
+            }
+        rows.weigh(weight);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            float dgate[V], dup[V], again[V];
 
-            sum += silu * y * down;
-            dup[i] = slope * silu;
-            dgate[i] = slope * y * (sigmoid + silu * (1.0f - sigmoid));
-            again[i] = silu * y * p;
+            if (r >= rows.count) break;
+#pragma unroll
+            for (int i = 0; i < V; i++) {
+                const float x = get(gate[r].at[i]), y = get(up[r].at[i]), down = get(d[r].at[i]), slope = down * rows.p[r];
+                const float sigmoid = sigmoid_of<T>(x), silu = x * sigmoid;
+
+                sum[r] += silu * y * down;
+                dup[i] = slope * silu;
+                dgate[i] = slope * y * (sigmoid + silu * (1.0f - sigmoid));
+                again[i] = silu * y * rows.p[r];
+            }
+            store(dgate_up + 2 * first + 2 * r * g.width + j, dgate);
+            store(dgate_up + 2 * first + (2 * r + 1) * g.width + j, dup);
+            if (act) store(act + first + r * g.width + j, again);
         }
-        store(dgate_up + 2 * first + j, dgate);
-        store(dgate_up + 2 * first + g.width + j, dup);
-        if (act) store(act + first + j, again);
     }
     if (!weight) return;
-    sum = warp_reduce(sum, plus());
-    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = sum;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        sum[r] = warp_reduce(sum[r], plus());
+        if (threadIdx.x % 32 == 0) part[r][threadIdx.x / 32] = sum[r];
+    }
     __syncthreads();
-    if (threadIdx.x != 0) return;
+    if ((int)threadIdx.x >= rows.count) return;
     float all = 0;
 #pragma unroll
-    for (int w = 0; w < THREADS / 32; w++) all += part[w];
-    dweight[from] = all;
+    for (int w = 0; w < THREADS / 32; w++) all += part[threadIdx.x][w];
+    dweight[source[rows.first + threadIdx.x]] = all;
 }
 
 void swiglu_forward(struct stream *s, const struct swiglu *g, const void *gate_up, const float *weight,
                     const int32_t *source, void *act)
 {
+    constexpr int ROWS = 2, BLOCKS = 4;
     cuda_device *d = device_of(s);
     const bool wide = g->width % WIDE == 0 && aligned16(gate_up) && aligned16(act);
 
@@ -97,7 +143,7 @@ void swiglu_forward(struct stream *s, const struct swiglu *g, const void *gate_u
     with_type_and_width(g->type, wide, [&](auto element, auto width) {
         using T = decltype(element);
         constexpr int V = decltype(width)::value;
-        forward_kernel<T, V><<<(unsigned)g->rows, THREADS, 0, d->stream>>>(
+        forward_kernel<T, V, ROWS, BLOCKS><<<(unsigned)divided(g->rows, ROWS), THREADS, 0, d->stream>>>(
             *g, (const T *)gate_up, weight, source, (T *)act);
     });
     launched(d, "swiglu_forward");
@@ -106,6 +152,7 @@ void swiglu_forward(struct stream *s, const struct swiglu *g, const void *gate_u
 void swiglu_backward(struct stream *s, const struct swiglu *g, const void *gate_up, const float *weight,
                      const int32_t *source, const void *dact, void *dgate_up, float *dweight, void *act)
 {
+    constexpr int ROWS = 1, BLOCKS = 4;
     cuda_device *d = device_of(s);
     const bool wide = g->width % WIDE == 0 && aligned16(gate_up) && aligned16(dact) && aligned16(dgate_up) &&
                       aligned16(act);
@@ -115,7 +162,7 @@ void swiglu_backward(struct stream *s, const struct swiglu *g, const void *gate_
     with_type_and_width(g->type, wide, [&](auto element, auto width) {
         using T = decltype(element);
         constexpr int V = decltype(width)::value;
-        backward_kernel<T, V><<<(unsigned)g->rows, THREADS, 0, d->stream>>>(
+        backward_kernel<T, V, ROWS, BLOCKS><<<(unsigned)divided(g->rows, ROWS), THREADS, 0, d->stream>>>(
             *g, (const T *)gate_up, weight, source, (const T *)dact, (T *)dgate_up, dweight, (T *)act);
     });
     launched(d, "swiglu_backward");

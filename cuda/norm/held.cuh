@@ -12,6 +12,7 @@ namespace held {
 
 constexpr int THREADS = 256, WARPS = THREADS / 32;
 constexpr int WARP_WIDTH = 1024, HELD_WIDTH = 8192;
+constexpr int FORWARD_WARP_WIDTH = 2048; /* a warp needs no barrier, and forward keeps no sums */
 constexpr size_t RING = 108 << 10; /* bytes of a block's ring: two blocks fit a multiprocessor */
 constexpr int MOST_STAGES = 8;
 
@@ -333,13 +334,19 @@ static void forward(cuda_device *d, const struct norm *n, const bf16 *x, const b
                     float *statistics)
 {
     const bool warp = n->width <= WARP_WIDTH;
+    const unsigned by_warps = (unsigned)divided(n->rows, WARPS);
 
+    if (!warp && n->width <= FORWARD_WARP_WIDTH) {
+        forward_kernel<FORWARD_WARP_WIDTH / WIDE / 32, true, LAYER, true>
+            <<<by_warps, THREADS, 0, d->stream>>>(*n, x, gain, bias, y, statistics);
+        return;
+    }
     with_pieces(n->width, warp, [&](auto pieces, int team) {
         constexpr int PIECES = decltype(pieces)::value;
 
         if (warp)
             forward_kernel<PIECES, true, LAYER, false>
-                <<<(unsigned)divided(n->rows, WARPS), THREADS, 0, d->stream>>>(*n, x, gain, bias, y, statistics);
+                <<<by_warps, THREADS, 0, d->stream>>>(*n, x, gain, bias, y, statistics);
         else
             forward_kernel<PIECES, false, LAYER, true>
                 <<<(unsigned)n->rows, team, 0, d->stream>>>(*n, x, gain, bias, y, statistics);

@@ -7,7 +7,7 @@
 namespace {
 
 constexpr int THREADS = 256;
-constexpr int ROPE_HEADS = 2, SPREAD_HEADS = 16, SUM_HEADS = 16; /* of a thread, at least */
+constexpr int ROPE_HEADS = 4, SUM_HEADS = 16; /* of a thread, at least */
 constexpr unsigned MOST_ROWS = 64; /* of a block: what its third dimension may be */
 
 __global__ void table_kernel(int64_t rows, int32_t half, const int32_t *position, const float *inverse_frequency,
@@ -199,7 +199,7 @@ void spread_heads(struct stream *s, const struct spread *r, const void *x, void 
 
     count_spread_heads(s, r);
     if (count == 0) return;
-    if (in_pieces(r->type, {r->x_row, r->y_row, r->y_head}, {x, y}) && tiling(r->rows, r->width, r->heads, SPREAD_HEADS, &grid, &block))
+    if (in_pieces(r->type, {r->x_row, r->y_row, r->y_head}, {x, y}) && tiling(r->rows, r->width, r->heads, 1, &grid, &block))
         spread_pieces_kernel<<<grid, block, 0, d->stream>>>(*r, (const bf16 *)x, (bf16 *)y);
     else
         with_type(r->type, [&](auto element) {
