@@ -109,26 +109,32 @@ static void best_rate(double flops, double bytes)
 
 /* ---- BENCH_FULL ---- */
 
-enum { WARM_ROUNDS = 3, FULL_ROUNDS = 15, FULL_SIZE = 8192 };
+enum { WARM_ROUNDS = 3, FULL_ROUNDS = 15, IDLE_ROUNDS = 9, FULL_SIZE = 8192 };
 static const size_t FLUSH_BYTES = (size_t)512 << 20, COPY_BYTES = (size_t)2 << 30;
 static const double SUSTAINED_SECONDS = 0.8, SHORT = 2e-4; /* what is shorter, the host cannot launch back to back */
+static const double IDLE_SECONDS = 0.025, AWAKE = 3e-3;    /* what is shorter would count the wake-up above all */
 
-static int sustained;
+static int sustained, idle;
 
 static struct full {
     void *flush;
-    int round;                          /* sustained rounds follow those of FULL_ROUNDS */
-    int64_t back_to_back;               /* how many sustained ones */
+    int64_t round;                      /* those after others' data, those after idle time, those back to back */
+    int64_t idle, back_to_back;         /* how many */
     double began;
-    double device[FULL_ROUNDS], host[FULL_ROUNDS]; /* seconds */
-    double spaced, launch, lasting;     /* medians; lasting: sustained, 0 if not timed */
+    double device[FULL_ROUNDS], host[FULL_ROUNDS], rested[IDLE_ROUNDS]; /* seconds */
+    double spaced, launch, awoken, lasting; /* medians; awoken: after idle time; lasting: sustained; 0 if not timed */
     struct tally tally;
-    double copy, gemm, gemm_lasting;    /* the references, per second */
+    double copy, gemm, gemm_awoken, gemm_lasting; /* the references, per second */
 } full;
 
 void bench_sustained(void)
 {
     sustained = 1;
+}
+
+void bench_idle(void)
+{
+    idle = 1;
 }
 
 static int by_value(const void *a, const void *b)
@@ -138,30 +144,35 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static double median(double *x)
+static double median(double *x, size_t n)
 {
-    qsort(x, FULL_ROUNDS, sizeof *x, by_value);
-    return x[FULL_ROUNDS / 2];
+    qsort(x, n, sizeof *x, by_value);
+    return x[n / 2];
 }
 
 static void full_begin(void)
 {
     full.round = -WARM_ROUNDS - 1;
-    full.back_to_back = 0;
-    full.lasting = 0;
+    full.idle = full.back_to_back = 0;
+    full.awoken = full.lasting = 0;
     full.tally.rows = 0;
 }
 
-/* After FULL_ROUNDS: the second half of the rounds that fill SUSTAINED_SECONDS. */
+/* After the spaced rounds: how many of each kind follow. The references are timed in every way. */
+static void spaced_over(void)
+{
+    full.spaced = median(full.device, FULL_ROUNDS);
+    full.launch = median(full.host, FULL_ROUNDS);
+    if (idle && (full.spaced >= AWAKE || full.gemm == 0)) full.idle = IDLE_ROUNDS;
+    if (sustained && full.spaced > SHORT) full.back_to_back = 2 + (int64_t)(SUSTAINED_SECONDS / full.spaced);
+}
+
+/* The second half of the rounds that fill SUSTAINED_SECONDS. */
 static int lasting_again(void)
 {
-    int64_t done = full.round - FULL_ROUNDS;
+    int64_t done = full.round - FULL_ROUNDS - full.idle;
 
-    if (done == 0) {
-        full.spaced = median(full.device);
-        full.launch = median(full.host);
-        if (sustained && full.spaced > SHORT) full.back_to_back = 2 + (int64_t)(SUSTAINED_SECONDS / full.spaced);
-    }
+    if (full.idle && done == 0) full.awoken = median(full.rested, IDLE_ROUNDS);
     if (full.back_to_back && done == full.back_to_back / 2) ops->mark(device, 0);
     if (done < full.back_to_back) return 1;
     if (!full.back_to_back) return 0;
@@ -171,32 +182,53 @@ static int lasting_again(void)
     return 0;
 }
 
-static int full_again(void)
+static void rest(void)
 {
-    double stopped = now();
-    int r = full.round++;
+    nanosleep(&(struct timespec){.tv_nsec = (long)(1e9 * IDLE_SECONDS)}, NULL);
+}
 
-    if (r < FULL_ROUNDS && r >= -WARM_ROUNDS) {
-        ops->mark(device, 1);
-        device_wait();
-        device->tally = NULL;
-        if (r >= 0) {
-            full.device[r] = ops->elapsed(device, 0, 1);
-            full.host[r] = stopped - full.began;
-        }
-    }
-    if (full.round >= FULL_ROUNDS) return lasting_again();
-    if (full.round == -WARM_ROUNDS) device->tally = &full.tally;
+/* Before a round that is timed by itself: caches full of other data. */
+static void spaced_begin(void)
+{
+    if (full.round >= FULL_ROUNDS) rest();
     ops->zero(device, full.flush, FLUSH_BYTES);
     if (full.round == -WARM_ROUNDS) full.tally.rows = 0;
     ops->mark(device, 0);
     full.began = now();
+}
+
+static void spaced_end(int64_t r)
+{
+    double stopped = now();
+
+    ops->mark(device, 1);
+    device_wait();
+    device->tally = NULL;
+    if (r < 0) return;
+    if (r >= FULL_ROUNDS) {
+        full.rested[r - FULL_ROUNDS] = ops->elapsed(device, 0, 1);
+        return;
+    }
+    full.device[r] = ops->elapsed(device, 0, 1);
+    full.host[r] = stopped - full.began;
+}
+
+static int full_again(void)
+{
+    int64_t r = full.round++;
+
+    if (r >= -WARM_ROUNDS && r < FULL_ROUNDS + full.idle) spaced_end(r);
+    if (full.round == FULL_ROUNDS) spaced_over();
+    if (full.round >= FULL_ROUNDS + full.idle) return lasting_again();
+    if (full.round == -WARM_ROUNDS) device->tally = &full.tally;
+    spaced_begin();
     return 1;
 }
 
 static void full_references(void)
 {
     const int64_t n = FULL_SIZE;
+    const double flops = 2.0 * FULL_SIZE * FULL_SIZE * FULL_SIZE;
     struct gemm g = {.m = n, .n = n, .k = n, .lda = n, .ldb = n, .ldc = n, .batch = 1, .transpose_b = 1,
                      .a_type = GLM52_DTYPE_BF16, .b_type = GLM52_DTYPE_BF16, .c_type = GLM52_DTYPE_BF16};
     struct array *a, *b;
@@ -205,16 +237,19 @@ static void full_references(void)
         ck_abort_msg("%s", glm52_error_message(glm52_error_last()));
     a = array_random(GLM52_DTYPE_BF16, (int64_t)COPY_BYTES / 2);
     b = array_random(GLM52_DTYPE_BF16, (int64_t)COPY_BYTES / 2);
+    full.gemm = 0;
     for (full_begin(); full_again();) ops->copy(device, b->at, a->at, COPY_BYTES);
     full.copy = 2 * (double)COPY_BYTES / full.spaced;
     for (full_begin(); full_again();) ops->gemm(device, &g, a->at, (uint16_t *)a->at + n * n, b->at);
-    full.gemm = 2.0 * FULL_SIZE * FULL_SIZE * FULL_SIZE / full.spaced;
-    full.gemm_lasting = sustained ? 2.0 * FULL_SIZE * FULL_SIZE * FULL_SIZE / full.lasting : 0;
+    full.gemm = flops / full.spaced;
+    full.gemm_awoken = idle ? flops / full.awoken : 0;
+    full.gemm_lasting = sustained ? flops / full.lasting : 0;
     printf("%s: each call after 512 MiB of other data, median of %d; copy %.3f TB/s, gemm bf16 8192^3 %.0f TFLOP/s",
            ops->name, FULL_ROUNDS, 1e-12 * full.copy, 1e-12 * full.gemm);
+    if (idle) printf(" (after 25 ms idle %.0f)", 1e-12 * full.gemm_awoken);
     if (sustained) printf(" (sustained %.0f)", 1e-12 * full.gemm_lasting);
-    printf("\n%-29s %-41s %9s %8s %13s %12s %8s%s  %s\n", "operation", "shape", "ms", "MB", "rate", "of ceiling", "host us",
-           sustained ? "  sustained ms, share" : "", "peer");
+    printf("\n%-29s %-41s %9s %8s %13s %12s %8s%s%s  %s\n", "operation", "shape", "ms", "MB", "rate", "of ceiling",
+           "host us", idle ? "    idle ms   rate share" : "", sustained ? "  sustained   rate share" : "", "peer");
 }
 
 void bench_end(void)
@@ -223,17 +258,27 @@ void bench_end(void)
     full.flush = NULL;
 }
 
+/* Of one of the other two ways to time; blank if it was not. */
+static void further_rate(double seconds, double work, int in_flops, double ceiling)
+{
+    if (seconds > 0)
+        printf(" %10.4f %6.*f %4.0f%%", 1e3 * seconds, in_flops ? 1 : 3, 1e-12 * work / seconds,
+               100 * work / seconds / ceiling);
+    else
+        printf(" %10s %6s %5s", "-", "-", "-");
+}
+
 static void full_rate(double flops, double bytes)
 {
     const struct case_entry *entry = lab_entry();
-    const double work = flops > 0 ? flops : bytes, ceiling = flops > 0 ? full.gemm : full.copy;
+    const int in_flops = flops > 0;
+    const double work = in_flops ? flops : bytes, ceiling = in_flops ? full.gemm : full.copy;
 
-    printf("%-29s %-41s %9.4f %8.1f %6.*f %s %4.0f%% of %s %8.1f", entry->op, entry->text, 1e3 * full.spaced, 1e-6 * bytes,
-           flops > 0 ? 1 : 3, 1e-12 * work / full.spaced, flops > 0 ? "TFLOP/s" : "TB/s   ",
-           100 * work / full.spaced / ceiling, flops > 0 ? "gemm" : "copy", 1e6 * full.launch);
-    if (sustained && full.lasting > 0)
-        printf(" %12.4f %5.0f%%", 1e3 * full.lasting,
-               100 * work / full.lasting / (flops > 0 ? full.gemm_lasting : full.copy));
+    printf("%-29s %-41s %9.4f %8.1f %6.*f %s %4.0f%% of %s %8.1f", entry->op, entry->text, 1e3 * full.spaced,
+           1e-6 * bytes, in_flops ? 1 : 3, 1e-12 * work / full.spaced, in_flops ? "TFLOP/s" : "TB/s   ",
+           100 * work / full.spaced / ceiling, in_flops ? "gemm" : "copy", 1e6 * full.launch);
+    if (idle) further_rate(full.awoken, work, in_flops, in_flops ? full.gemm_awoken : full.copy);
+    if (sustained) further_rate(full.lasting, work, in_flops, in_flops ? full.gemm_lasting : full.copy);
     printf("  %s\n", entry->peer);
     fflush(stdout);
 }

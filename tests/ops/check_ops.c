@@ -1,7 +1,9 @@
 /* Tests and benches the operations table on every device that can be opened:
- *     check_ops [--test | --bench] [--op NAME] [--device NAME] [--seed N] [--threads N] [--sustained]
- * --op takes the beginning of a name. Benches are small on the cpu and of full width elsewhere; --sustained times the latter
- * also back to back. Tests are reported as TAP on standard output. */
+ *     check_ops [--test | --bench] [--op NAME] [--case TEXT] [--device NAME] [--seed N] [--threads N] [--idle]
+ *               [--sustained]
+ * --op takes the beginning of a name, --case any part of what a case or bench says of itself. Benches are small on the
+ * cpu and of full width elsewhere; --idle times the latter also after 25 ms without work (those of 3 ms or more),
+ * --sustained also back to back. Tests are reported as TAP on standard output. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,9 +37,9 @@ DEVICE("cuda", open_cuda)
 
 static struct {
     int bench, threads;
-    const char *op, *device;
+    const char *op, *text, *device;
     uint64_t seed;
-} options = {.op = "", .device = "", .seed = 1};
+} options = {.op = "", .text = "", .device = "", .seed = 1};
 
 static struct host host;
 
@@ -65,7 +67,8 @@ static int wanted(const struct case_entry *entry, const struct stream *stream)
 {
     int kind = !options.bench ? IS_CASE : strcmp(stream->ops->name, "cpu") == 0 ? IS_BENCH : IS_BENCH_FULL;
 
-    return entry->kind == kind && strncmp(entry->op, options.op, strlen(options.op)) == 0;
+    return entry->kind == kind && strncmp(entry->op, options.op, strlen(options.op)) == 0 &&
+           strstr(entry->text, options.text);
 }
 
 static void add_runs(const char *name, struct stream *stream)
@@ -120,7 +123,9 @@ static int bench(void)
 
 static int usage(void)
 {
-    fputs("usage: check_ops [--test | --bench] [--op NAME] [--device NAME] [--seed N] [--threads N] [--sustained]\n", stderr);
+    fputs("usage: check_ops [--test | --bench] [--op NAME] [--case TEXT] [--device NAME] [--seed N] [--threads N] "
+          "[--idle] [--sustained]\n",
+          stderr);
     return 2;
 }
 
@@ -141,10 +146,16 @@ static int parse(int argc, char **argv)
             bench_sustained();
             continue;
         }
+        if (strcmp(argv[i], "--idle") == 0) {
+            bench_idle();
+            continue;
+        }
         if (!value)
             return 0;
         if (strcmp(argv[i], "--op") == 0)
             options.op = value;
+        else if (strcmp(argv[i], "--case") == 0)
+            options.text = value;
         else if (strcmp(argv[i], "--device") == 0)
             options.device = value;
         else if (strcmp(argv[i], "--seed") == 0)

@@ -12,6 +12,8 @@ size_t array_bytes(const struct array *a);
 
 /* Also time full benches back to back for 0.8 s, the second half counted: what a training step sees. */
 void bench_sustained(void);
+/* And each call after 25 ms without work, calls of 3 ms or more. */
+void bench_idle(void);
 void bench_end(void); /* of all benches of the device: the references go */
 
 #endif
