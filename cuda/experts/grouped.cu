@@ -72,7 +72,7 @@ __global__ __launch_bounds__(TILE_THREADS) void rows_kernel(const arguments x, i
     });
 }
 
-/* dw[n,k] += dy^T x over the rows of group blockIdx.z. */
+/* dw[n,k] (+)= dy^T x over the rows of group blockIdx.z. */
 template <class T, class G>
 __global__ __launch_bounds__(TILE_THREADS) void weight_kernel(const arguments x)
 {
@@ -83,24 +83,23 @@ __global__ __launch_bounds__(TILE_THREADS) void weight_kernel(const arguments x)
     G *dw = (G *)x.out + blockIdx.z * x.g.stride;
     product t;
 
-    if (rows == 0) return;
+    if (rows == 0 && x.g.add) return;
     t.clear();
     t.multiply(shared, operand<T>{(const T *)x.left + first * n + i, n, (int)min((int64_t)TILE<T>, n - i), x.wide},
                operand<T>{(const T *)x.right + first * k + j, k, (int)min((int64_t)TILE<T>, k - j), x.wide}, rows);
     t.each([&](int row, int column, float sum) {
         if (i + row >= n || j + column >= k) return;
         G *at = dw + (i + row) * k + j + column;
-        *at = to<G>(get(*at) + sum);
+        *at = to<G>(x.g.add ? get(*at) + sum : sum);
     });
 }
 
 /* Hopper's kernels take it: true, and it has run. What they report is kept. */
 template <class Function>
-bool on_tensor_cores(cuda_device *d, const struct grouped_gemm *g, bool weight, const void *a, const void *b, const void *c,
-                     Function call)
+bool on_tensor_cores(cuda_device *d, const struct grouped_gemm *g, const void *a, const void *b, const void *c, Function call)
 {
-    const struct grouped_gemm_shape shape = {
-        g->rows, g->n, g->k, g->stride, g->groups, weight ? 1 : g->add, type_of(g->type), type_of(g->gradient)};
+    const struct grouped_gemm_shape shape = {g->rows, g->n, g->k, g->stride, g->groups, g->add, type_of(g->type),
+                                             type_of(g->gradient)};
 
     if (!grouped_gemm_cuda_takes(&shape, a, b, c) || grouped_gemm_cuda_bytes(&shape) > SCRATCH_BYTES) return false;
     const cudaError_t error = call(&shape);
@@ -134,7 +133,7 @@ void grouped_gemm_forward(struct stream *s, const struct grouped_gemm *g, const 
     cuda_device *d = device_of(s);
 
     count_grouped_gemm_forward(s, g);
-    if (!on_tensor_cores(d, g, false, x, w, y, [&](const struct grouped_gemm_shape *shape) {
+    if (!on_tensor_cores(d, g, x, w, y, [&](const struct grouped_gemm_shape *shape) {
             return grouped_gemm_cuda_forward(d->stream, shape, offsets, x, w, y, d->scratch);
         }))
         rows_product<ALONG>(d, arguments_of(g, offsets, x, w, y), g->k, g->n);
@@ -146,7 +145,7 @@ void grouped_gemm_backward_rows(struct stream *s, const struct grouped_gemm *g, 
     cuda_device *d = device_of(s);
 
     count_grouped_gemm_backward_rows(s, g);
-    if (!on_tensor_cores(d, g, false, dy, w, dx, [&](const struct grouped_gemm_shape *shape) {
+    if (!on_tensor_cores(d, g, dy, w, dx, [&](const struct grouped_gemm_shape *shape) {
             return grouped_gemm_cuda_backward_rows(d->stream, shape, offsets, dy, w, dx, d->scratch);
         }))
         rows_product<ACROSS>(d, arguments_of(g, offsets, dy, w, dx), g->n, g->k);
@@ -159,7 +158,7 @@ void grouped_gemm_backward_weight(struct stream *s, const struct grouped_gemm *g
     const arguments a = arguments_of(g, offsets, dy, x, dw);
 
     count_grouped_gemm_backward_weight(s, g);
-    if (g->rows == 0 || on_tensor_cores(d, g, true, dy, x, dw, [&](const struct grouped_gemm_shape *shape) {
+    if (on_tensor_cores(d, g, dy, x, dw, [&](const struct grouped_gemm_shape *shape) {
             return grouped_gemm_cuda_backward_weight(d->stream, shape, offsets, dy, x, dw, d->scratch);
         }))
         return;

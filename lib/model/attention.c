@@ -151,8 +151,9 @@ static void kv_b_gradient(const struct mla *m, const struct pass *b, int64_t n, 
                      .c_type = m->w->kv_b->gradient_type};
     int64_t first = values ? m->c->qk_nope_head_dim * rank : 0;
 
-    if (m->w->kv_b->gradient)
-        b->ops->gemm(b->stream, &g, x, y, (char *)m->w->kv_b->gradient + first * (int64_t)dtype_size(g.c_type));
+    char *gradient = gradient_sum(b, m->w->kv_b); /* whose other half has its own product */
+
+    if (gradient) b->ops->gemm(b->stream, &g, x, y, gradient + first * (int64_t)dtype_size(g.c_type));
 }
 
 static void sparse_backward(const struct mla *m, const struct pass *b, const int32_t *selected, float *target)

@@ -121,8 +121,8 @@ static void backward_projections(const struct indexer_part *m, const struct pass
     void *dq = at(b, m->slots.dq), *dkey = at(b, m->slots.dkey_cast);
     struct norm n = norm_of(m, b->rows);
     struct gemm weights = {.m = heads, .n = hidden, .k = b->rows, .lda = heads, .ldb = hidden, .ldc = hidden, .batch = 1,
-                           .transpose_a = 1, .add = 1, .scale = weight_scale(m), .a_type = GLM52_DTYPE_F32,
-                           .b_type = m->type, .c_type = m->w->weights->gradient_type};
+                           .transpose_a = 1, .add = gradient_add(b, m->w->weights, 1), .scale = weight_scale(m),
+                           .a_type = GLM52_DTYPE_F32, .b_type = m->type, .c_type = m->w->weights->gradient_type};
 
     label(b, "indexer.project");
     rotate_first(m, b, heads, dq, 1);
@@ -130,7 +130,8 @@ static void backward_projections(const struct indexer_part *m, const struct pass
     b->ops->convert(b->stream, b->rows * width, GLM52_DTYPE_F32, at(b, m->slots.dkey), m->type, dkey);
     rotate_first(m, b, 1, dkey, 1);
     b->ops->layernorm_backward(b->stream, &n, at(b, m->slots.key_raw), m->w->k_norm->value, at(b, m->slots.statistics),
-                               dkey, dkey, m->w->k_norm->gradient, m->w->k_norm_bias->gradient, at(b, m->slots.workspace));
+                               dkey, dkey, gradient_sum(b, m->w->k_norm), gradient_sum(b, m->w->k_norm_bias),
+                               at(b, m->slots.workspace));
     linear_gradient(b, m->w->wk, u, dkey);
     b->ops->gemm(b->stream, &weights, at(b, m->slots.dweight), u, m->w->weights->gradient);
 }

@@ -14,10 +14,12 @@ void linear_forward_wide(const struct pass *f, const struct parameter *w, int64_
 static void gradient_wide(const struct pass *f, const struct parameter *w, int64_t out, const void *x, const void *dy)
 {
     int64_t in = w->shape[1];
-    struct gemm g = {.m = out, .n = in, .k = f->rows, .lda = out, .ldb = in, .ldc = in, .batch = 1, .add = 1,
-                     .transpose_a = 1, .a_type = w->type, .b_type = w->type, .c_type = w->gradient_type};
+    struct gemm g = {.m = out, .n = in, .k = f->rows, .lda = out, .ldb = in, .ldc = in, .batch = 1, .transpose_a = 1,
+                     .a_type = w->type, .b_type = w->type, .c_type = w->gradient_type};
 
-    if (w->gradient) f->ops->gemm(f->stream, &g, dy, x, w->gradient);
+    if (!w->gradient) return;
+    g.add = gradient_add(f, w, (int)(out / w->shape[0]));
+    f->ops->gemm(f->stream, &g, dy, x, w->gradient);
 }
 
 static void rows_wide(const struct pass *f, const struct parameter *w, int64_t out, const void *dy, void *dx, int add)
@@ -75,7 +77,8 @@ void norm_backward(const struct pass *f, const struct parameter *gain, double ep
 {
     struct norm n = norm_shape(f->rows, gain, epsilon, stride, add);
 
-    f->ops->rmsnorm_backward(f->stream, &n, x, gain->value, rstd, dy, dx, gain->gradient, workspace);
+    f->ops->rmsnorm_backward(f->stream, &n, x, gain->value, rstd, dy, dx, gradient_sum(f, gain),
+                             workspace);
 }
 
 size_t norm_backward_bytes(struct stream *s, int64_t rows, int64_t width)

@@ -113,6 +113,15 @@ void moe_forward(const struct moe *m, const struct pass *f, int layer, const voi
     mlp_forward(&m->shared, f, x, y, y);
 }
 
+/* gradient_add() for `count` matrices of every expert, those of the first at w. */
+static int experts_add(const struct moe *m, const struct pass *b, const struct parameter *w, int count)
+{
+    int add = 1;
+
+    for (int64_t e = 0; e < m->c->n_routed_experts; e++) add = gradient_add(b, w + 3 * e, count);
+    return add;
+}
+
 /* Through the experts: dx = sum of what they pass back, and the gradient of the routing weights. */
 static void experts_backward(const struct moe *m, const struct pass *b, const void *x, const void *dy, void *dx)
 {
@@ -129,11 +138,16 @@ static void experts_backward(const struct moe *m, const struct pass *b, const vo
     b->ops->grouped_gemm_backward_rows(b->stream, &down, offsets, wide, m->w->expert0.down->value, dact);
     b->ops->swiglu_backward(b->stream, &g, gate_up, at(b, m->slots.weight), at(b, m->slots.source), dact,
                             dgate_up, at(b, m->slots.dweight), act);
-    if (m->w->expert0.down->gradient)
+    if (m->w->expert0.down->gradient) {
+        down.add = experts_add(m, b, m->w->expert0.down, 1);
         b->ops->grouped_gemm_backward_weight(b->stream, &down, offsets, wide, act, m->w->expert0.down->gradient);
+    }
     b->ops->dispatch_spread(b->stream, &d, place, x, wide);
-    if (m->w->expert0.gate->gradient)
-        b->ops->grouped_gemm_backward_weight(b->stream, &up, offsets, dgate_up, wide, m->w->expert0.gate->gradient);
+    if (m->w->expert0.gate->gradient) {
+        struct grouped_gemm weight = up;
+        weight.add = experts_add(m, b, m->w->expert0.gate, 2);
+        b->ops->grouped_gemm_backward_weight(b->stream, &weight, offsets, dgate_up, wide, m->w->expert0.gate->gradient);
+    }
     b->ops->grouped_gemm_backward_rows(b->stream, &up, offsets, dgate_up, m->w->expert0.gate->value, wide);
     b->ops->dispatch_collect(b->stream, &d, place, wide, dx);
 }
@@ -160,7 +174,7 @@ static void router_backward(const struct moe *m, const struct pass *b, const voi
     struct route r = route_shape(m, b->rows);
     struct gemm rows = {.m = b->rows, .n = in, .k = experts, .lda = experts, .ldb = in, .ldc = in, .batch = 1, .add = 1,
                         .a_type = GLM52_DTYPE_F32, .b_type = w->type, .c_type = m->type};
-    struct gemm weight = {.m = experts, .n = in, .k = b->rows, .lda = experts, .ldb = in, .ldc = in, .batch = 1, .add = 1,
+    struct gemm weight = {.m = experts, .n = in, .k = b->rows, .lda = experts, .ldb = in, .ldc = in, .batch = 1,
                           .transpose_a = 1, .a_type = GLM52_DTYPE_F32, .b_type = m->type, .c_type = w->gradient_type};
     float *dlogits = at(b, m->slots.dlogits);
 
@@ -170,7 +184,9 @@ static void router_backward(const struct moe *m, const struct pass *b, const voi
     b->ops->route_backward(b->stream, &r, at(b, m->slots.logits), at(b, m->slots.chosen), at(b, m->slots.dweight), dlogits);
     add_auxiliary(m, b, dlogits);
     b->ops->gemm(b->stream, &rows, dlogits, w->value, dx);
-    if (w->gradient) b->ops->gemm(b->stream, &weight, dlogits, x, w->gradient);
+    if (!w->gradient) return;
+    weight.add = gradient_add(b, w, 1);
+    b->ops->gemm(b->stream, &weight, dlogits, x, w->gradient);
 }
 
 void moe_backward(const struct moe *m, const struct pass *b, const void *x, const void *dy, void *dx)

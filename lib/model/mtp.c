@@ -118,7 +118,7 @@ static void depth_backward(const struct mtp *m, struct pass *b, int d, const voi
     struct norm n = half_norm(m, b->rows, 0), added = half_norm(m, b->rows, 1);
     char *djoined = at(b, m->djoined);
     void *dx = mtp_dout(m, b, d), *workspace = at(b, m->workspace);
-    void *dembedding = m->config->mtp.detach_heads ? NULL : m->parameters->embedding->gradient;
+    void *dembedding = m->config->mtp.detach_heads ? NULL : gradient_sum(b, m->parameters->embedding);
 
     if (!q->layer.frozen) {
         label(b, "mtp.head");
@@ -132,12 +132,12 @@ static void depth_backward(const struct mtp *m, struct pass *b, int d, const voi
     linear_backward(b, m->w->eh_proj, at(b, q->joined), dx, djoined, 0);
     if (dbefore)
         b->ops->rmsnorm_backward(b->stream, &added, before, m->w->hnorm->value, at(b, q->hidden_rstd),
-                                 djoined + row_bytes(m), dbefore, m->w->hnorm->gradient, workspace);
+                                 djoined + row_bytes(m), dbefore, gradient_sum(b, m->w->hnorm), workspace);
     else /* detached: only the gain learns; the other gradient goes where nobody looks */
         b->ops->rmsnorm_backward(b->stream, &n, before, m->w->hnorm->value, at(b, q->hidden_rstd), djoined + row_bytes(m),
-                                 dx, m->w->hnorm->gradient, workspace);
+                                 dx, gradient_sum(b, m->w->hnorm), workspace);
     b->ops->rmsnorm_backward(b->stream, &n, at(b, q->embedded), m->w->enorm->value, at(b, q->embedded_rstd), djoined, dx,
-                             m->w->enorm->gradient, workspace);
+                             gradient_sum(b, m->w->enorm), workspace);
     if (dembedding) b->ops->embed_backward(b->stream, &e, b->in->token, dx, dembedding);
 }
 

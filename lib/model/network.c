@@ -186,7 +186,8 @@ static glm52_status plan_network(struct model *m, int64_t rows, enum keep keep, 
     n->layer = host_alloc(m->host, (size_t)n->layers * sizeof *n->layer, MEMORY_HOST);
     n->x = host_calloc(m->host, (size_t)(n->layers + 1) * sizeof *n->x, MEMORY_HOST);
     n->selected = host_calloc(m->host, (size_t)n->layers * sizeof *n->selected, MEMORY_HOST);
-    if (!n->layer || !n->x || !n->selected) return GLM52_E_NOMEM;
+    n->written = host_calloc(m->host, m->parameters.count, MEMORY_HOST);
+    if (!n->layer || !n->x || !n->selected || !n->written) return GLM52_E_NOMEM;
     build(n);
     count_sums(n);
     lay_out(n);
@@ -233,6 +234,7 @@ void network_close(struct network *n)
     host_free(host, n->layer, (size_t)n->layers * sizeof *n->layer, MEMORY_HOST);
     host_free(host, n->x, (size_t)(n->layers + 1) * sizeof *n->x, MEMORY_HOST);
     host_free(host, n->selected, (size_t)n->layers * sizeof *n->selected, MEMORY_HOST);
+    host_free(host, n->written, n->model->parameters.count, MEMORY_HOST);
     memset(n, 0, sizeof *n);
 }
 
@@ -298,14 +300,14 @@ static void count_accepted(const struct network *n, const struct pass *f, int d)
 static void mtp_cross_entropy(struct network *n, struct pass *f, const struct input *in, int backward)
 {
     const struct input *trunk = f->in;
-    void *dw = n->model->config.mtp.detach_heads ? NULL : n->model->parameters.head->gradient;
+    void *dw = backward && !n->model->config.mtp.detach_heads ? gradient_sum(f, n->model->parameters.head) : NULL;
 
     for (int d = 0; d < n->mtp.depths; d++) {
         f->in = &in[d];
         f->depth = d;
         label(f, "mtp.head");
-        cross_entropy(n, f, mtp_out(&n->mtp, f, d), at(f, n->hit), backward ? mtp_dout(&n->mtp, f, d) : NULL,
-                      backward ? dw : NULL, n->sum + n->sums.mtp + d);
+        cross_entropy(n, f, mtp_out(&n->mtp, f, d), at(f, n->hit), backward ? mtp_dout(&n->mtp, f, d) : NULL, dw,
+                      n->sum + n->sums.mtp + d);
         count_accepted(n, f, d);
     }
     f->in = trunk;
@@ -319,7 +321,7 @@ static void total_variation(struct network *n, struct pass *f, const struct inpu
     float *alpha = at(f, n->alpha), *so_far = at(f, n->hit);
     struct head_trunk trunk = {.x = at(f, n->final), .label = f->in->label, .weight = f->in->weight, .loss = at(f, n->loss),
                                .dx = backward ? at(f, n->dx) : NULL,
-                               .dw = backward ? n->model->parameters.head->gradient : NULL};
+                               .dw = backward ? gradient_sum(f, n->model->parameters.head) : NULL};
     struct head_drafts drafts = {.x = mtp_out(&n->mtp, f, 0), .weight = in[0].weight, .alpha = alpha, .loss = so_far,
                                  .dx = backward ? mtp_dout(&n->mtp, f, 0) : NULL};
     void *workspace = at(f, n->head_workspace);
@@ -346,15 +348,13 @@ static void total_variation(struct network *n, struct pass *f, const struct inpu
 
 static void run_heads(struct network *n, struct pass *f, const struct input *in, int backward)
 {
-    void *dw = n->model->parameters.head->gradient;
-
     if (n->mtp.depths && n->model->config.mtp.loss == MTP_LOSS_TV) {
         total_variation(n, f, in + 1, backward);
         return;
     }
     label(f, "head");
-    cross_entropy(n, f, at(f, n->final), NULL, backward ? at(f, n->dx) : NULL, backward ? dw : NULL,
-                  n->sum + n->sums.ce);
+    void *dw = backward ? gradient_sum(f, n->model->parameters.head) : NULL;
+    cross_entropy(n, f, at(f, n->final), NULL, backward ? at(f, n->dx) : NULL, dw, n->sum + n->sums.ce);
     if (n->mtp.depths) mtp_cross_entropy(n, f, in + 1, backward);
 }
 
@@ -378,7 +378,8 @@ static void backward_layers(struct network *n, struct pass *b)
         layer_backward(&n->layer[i], b, at(b, n->x[i]), at(b, n->selected[i]), dx);
     }
     label(b, "embedding");
-    if (embedding->gradient) b->ops->embed_backward(b->stream, &e, b->in->token, dx, embedding->gradient);
+    void *dembedding = gradient_sum(b, embedding);
+    if (dembedding) b->ops->embed_backward(b->stream, &e, b->in->token, dx, dembedding);
 }
 
 void network_feed(struct network *n, const struct pack *pack, const struct input_scale *scale)
@@ -396,6 +397,10 @@ void network_pass(struct network *n, int backward, const struct tap *tap)
     int learns = n->model->config.train.train_only == TRAIN_ALL;
 
     memcpy(pass.base, n->base, sizeof pass.base);
+    if (backward && n->first) {
+        pass.written = n->written;
+        memset(n->written, 0, n->model->parameters.count);
+    }
     input_tables(n->model, &n->input, n->base, in);
     forward_layers(n, &pass);
     if (n->mtp.depths) mtp_forward(&n->mtp, &pass, in + 1, at(&pass, n->final));
@@ -405,6 +410,8 @@ void network_pass(struct network *n, int backward, const struct tap *tap)
         mtp_backward(&n->mtp, &pass, in + 1, at(&pass, n->final),
                      n->model->config.mtp.detach_heads || !learns ? NULL : at(&pass, n->dx));
     backward_layers(n, &pass);
+    label(&pass, "gradients");
+    gradient_clear_rest(&pass);
 }
 
 void network_run(struct network *n, const struct pack *pack, const struct input_scale *scale, int backward,

@@ -15,6 +15,7 @@ struct pass {
     int depth;              /* MTP depth; -1: the trunk */
     int microbatches;       /* of the step; this pass is one of them */
     int training;           /* a backward follows: experts are counted */
+    unsigned char *written; /* [parameters] has a gradient of this step; NULL: all have */
     int replay;             /* 1 while a recomputed layer's forward runs again: selections stand */
     const struct tap *tap;  /* NULL: nobody asks */
 };
@@ -37,13 +38,21 @@ void tap(const struct pass *f, const char *name, int layer, glm52_dtype type, in
 int given(const struct pass *f, const char *name, int layer, int64_t columns, int32_t *values);
 void made(const struct pass *f, const char *name, int layer, int64_t columns, const int32_t *values);
 
+/* Whether a product is added to the gradients of w and the count - 1 parameters behind it: 0 once a step, where it overwrites
+ * them. */
+int gradient_add(const struct pass *b, const struct parameter *w, int count);
+/* The gradient of w, or NULL, for what can only add: 0 if nothing has been added in this step. */
+void *gradient_sum(const struct pass *b, const struct parameter *w);
+/* After the step's first backward: gradients of parameters that it does not reach are 0. */
+void gradient_clear_rest(const struct pass *b);
+
 /* y[rows,out] = from + x[rows,in] W^T, W = [out,in]; from may be y, or NULL for nothing; all contiguous. */
 void linear_forward(const struct pass *f, const struct parameter *w, const void *x, const void *from, void *y);
-/* dx[rows,in] (+)= dy[rows,out] W; dW += dy^T x. */
+/* dx[rows,in] (+)= dy[rows,out] W; dW (+)= dy^T x, as gradient_add() has it. */
 void linear_backward(const struct pass *f, const struct parameter *w, const void *x, const void *dy, void *dx, int add);
 /* dx alone. */
 void linear_backward_rows(const struct pass *f, const struct parameter *w, const void *dy, void *dx, int add);
-/* dW += dy^T x alone. */
+/* dW (+)= dy^T x alone. */
 void linear_gradient(const struct pass *f, const struct parameter *w, const void *x, const void *dy);
 /* The same for W and the `more` parameters that follow it in memory, as one matrix of `out` rows. */
 void linear_forward_wide(const struct pass *f, const struct parameter *w, int64_t out, const void *x, const void *from,

@@ -85,7 +85,7 @@ struct counted count_grouped_gemm_backward_weight(struct stream *s, const struct
     double rows = (double)g->rows, n = (double)g->n, k = (double)g->k;
 
     return count_grouped(s, "grouped_gemm_backward_weight", g,
-                         size(g->type) * rows * (n + k) + 2 * size(g->gradient) * g->groups * n * k);
+                         size(g->type) * rows * (n + k) + size(g->gradient) * g->groups * n * k * (g->add ? 2 : 1));
 }
 
 /* ---- norms ---- */

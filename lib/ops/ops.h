@@ -8,8 +8,8 @@
  *   - rows = 0 is legal and does nothing (outputs that accumulate stay, outputs that are written are empty).
  *   - Deterministic: the same inputs give the same bits, for any number of threads.
  *   - `add` in a shape: 0 overwrites the output, 1 adds to it.
- *   - Parameter gradients are always added to; fp32, or of the type `gradient` of the shape, rounded to nearest at each
- *     addition; a product may be rounded before it is added.
+ *   - Parameter gradients are added to, unless an `add` of their product says otherwise; fp32, or of the type `gradient` of
+ *     the shape, rounded to nearest at each addition; a product may be rounded before it is added.
  *   - `pairs` is the exact number of (query, key) pairs that the documents of the call have; only a tally reads it. */
 #ifndef GLM52_OPS_OPS_H
 #define GLM52_OPS_OPS_H
@@ -56,7 +56,7 @@ struct gemm {
 /* One weight matrix [n,k] per group, `stride` elements apart; rows of group g are offsets[g] .. offsets[g+1]. */
 struct grouped_gemm {
     int64_t rows, n, k, stride; /* rows = offsets[groups] at most */
-    int32_t groups, add;        /* add: of the row outputs */
+    int32_t groups, add;        /* of dw too: overwritten, that of a group without rows is 0 */
     glm52_dtype type, gradient; /* of rows and weights; of dw: fp32 or bf16 */
 };
 
@@ -247,7 +247,7 @@ struct ops {
 
     /* ---- dense ---- */
     void (*gemm)(struct stream *s, const struct gemm *g, const void *a, const void *b, void *c);
-    /* forward: y[i,n] = x[i,k] W_g^T; backward_rows: dx[i,k] = dy[i,n] W_g; backward_weight: dW_g[n,k] += dy^T x. */
+    /* forward: y[i,n] = x[i,k] W_g^T; backward_rows: dx[i,k] = dy[i,n] W_g; backward_weight: dW_g[n,k] (+)= dy^T x. */
     void (*grouped_gemm_forward)(struct stream *s, const struct grouped_gemm *g, const int32_t *offsets, const void *x,
                                  const void *w, void *y);
     void (*grouped_gemm_backward_rows)(struct stream *s, const struct grouped_gemm *g, const int32_t *offsets,

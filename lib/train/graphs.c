@@ -23,7 +23,8 @@ glm52_status graphs_open(struct stream *s, const struct config *config, struct g
         fail_hint("use device cuda, or train.cuda_graph = auto");
         return fail_detail("key", "train.cuda_graph");
     }
-    g->capacity = (int)config->train.graph_shapes + 1; /* and the update */
+    /* A shape may begin a step or go on with it; and there is the update. */
+    g->capacity = (int)config->train.graph_shapes * (config->train.microbatches > 1 ? 2 : 1) + 1;
     g->entry = host_alloc(s->host, bytes_of(g), MEMORY_HOST);
     return g->entry ? GLM52_OK : GLM52_E_NOMEM;
 }
@@ -39,7 +40,7 @@ void graphs_close(struct graphs *g)
 
 static int same(const struct graph_shape *a, const struct graph_shape *b)
 {
-    return a->rows == b->rows && a->sequences == b->sequences && a->packs == b->packs;
+    return a->rows == b->rows && a->sequences == b->sequences && a->packs == b->packs && a->first == b->first;
 }
 
 /* Those that were never recorded go first: a shape that comes once must not cost one that returns. */

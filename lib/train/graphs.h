@@ -10,6 +10,7 @@ struct graph_shape {
     int64_t rows;       /* of the microbatch; 0: the update */
     int64_t sequences;  /* of the balance loss */
     int64_t packs;      /* of the step */
+    int first;          /* the step's gradients begin with it */
 };
 
 struct graph_entry;

@@ -212,7 +212,7 @@ static glm52_status train_pass(struct step *s)
     const struct moe_config *c = &s->model->config.moe;
     int auxiliary = c->auxiliary_loss != AUXILIARY_NONE || c->z_coeff > 0;
     struct graph_shape shape = {.rows = s->network.in->rows, .sequences = s->network.in->sequences,
-                                .packs = auxiliary ? s->network.microbatches : 0};
+                                .packs = auxiliary ? s->network.microbatches : 0, .first = s->network.first};
 
     if (!s->tap && !s->model->guide) return graphs_run(&s->graphs, &shape, pass, s);
     pass(s);
@@ -232,6 +232,7 @@ static glm52_status run_packs(struct step *s, const struct pack *const *packs, u
     for (uint32_t i = 0; i < count; i++) {
         TRY(host_poll(s->model->host));
         network_feed(&s->network, packs[i], &scale);
+        s->network.first = !i;
         if (backward)
             TRY(train_pass(s));
         else
@@ -299,16 +300,13 @@ static void reduce_gradients(struct step *s)
 static glm52_status accumulate(struct step *s, const struct pack *const *packs, uint32_t count, struct input_count *counted,
                                int64_t *tokens)
 {
-    struct model *m = s->model;
-
     TRY(require_optimizer(s, count));
     TRY(check_packs(s, packs, count, counted, tokens));
-    m->stream->label = "gradients";
-    m->stream->ops->zero(m->stream, m->gradients, m->parameters.gradient_bytes);
     TRY(run_packs(s, packs, count, counted, 1));
     reduce_gradients(s);
     return GLM52_OK;
 }
+
 glm52_status step_gradients(struct step *s, const struct pack *const *packs, uint32_t count)
 {
     struct input_count counted;

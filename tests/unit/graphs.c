@@ -77,7 +77,8 @@ static void open_bank(const char *mode, const char *shapes)
 
 static glm52_status run(const char *name)
 {
-    struct graph_shape shape = {.rows = name[0], .sequences = name[1] ? name[1] : 0, .packs = name[1] ? name[2] : 0};
+    struct graph_shape shape = {.rows = name[0], .sequences = name[1] ? name[1] : 0, .packs = name[1] ? name[2] : 0,
+                                .first = strlen(name) > 3};
 
     return graphs_run(&graphs, &shape, work, (void *)(uintptr_t)name);
 }
@@ -96,8 +97,8 @@ START_TEST(the_second_time_is_recorded)
     open_bank("auto", "8");
     ck_assert(!graphs_open(&stream, &config, &graphs));
     for (int i = 0; i < 3; i++) ck_assert(!run("a") && !run("b11"));
-    ck_assert(!run("b21") && !run("b12")); /* every field of a shape tells it apart */
-    ck_assert_str_eq(said, "run:a run:b11 replay:a replay:b11 replay:a replay:b11 run:b21 run:b12 ");
+    ck_assert(!run("b21") && !run("b12") && !run("b11f")); /* every field of a shape tells it apart */
+    ck_assert_str_eq(said, "run:a run:b11 replay:a replay:b11 replay:a replay:b11 run:b21 run:b12 run:b11f ");
     ck_assert(graphs.captures == 2 && graphs.replays == 4);
     close_bank();
 }
@@ -114,6 +115,12 @@ START_TEST(the_bank_is_bounded)
     ck_assert(!run("d")); /* one that came once goes before one that was recorded */
     ck_assert(!run("a") && !run("d") && !run("b"));
     ck_assert_str_eq(said, "forget:b run:c run:d replay:a replay:d forget:a run:b ");
+    close_bank();
+    open_bank("auto", "1"); /* one shape that begins steps and goes on with them, and the update */
+    ck_assert(!config_set(&config, "train.microbatches", "2"));
+    ck_assert(!graphs_open(&stream, &config, &graphs));
+    for (int i = 0; i < 2; i++) ck_assert(!run("a11f") && !run("a11") && !run("b"));
+    ck_assert_str_eq(said, "run:a11f run:a11 run:b replay:a11f replay:a11 replay:b ");
     close_bank();
 }
 END_TEST

@@ -98,9 +98,9 @@ void cpu_grouped_gemm_backward_weight(struct stream *s, const struct grouped_gem
 
         left = operand_at(left, first, i);
         left.transposed = 1;
-        if (rows > 0)
+        if (rows > 0 || !g->add)
             tile_gemm(least(TILE_M, g->n - i), least(TILE_N, g->k - j), rows, 1, left, operand_at(right, first, j),
-                      (char *)dw + (group * g->stride + i * g->k + j) * size, g->k, g->gradient, 1);
+                      (char *)dw + (group * g->stride + i * g->k + j) * size, g->k, g->gradient, g->add);
     }
     count_end(call);
 }
