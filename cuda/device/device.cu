@@ -21,15 +21,24 @@ static glm52_status device_fail(cudaError_t error, const char *doing)
     return fail_hint("the context is lost: create a new one; run again with CUDA_LAUNCH_BLOCKING=1 to see where it began");
 }
 
+/* cudaMalloc hands out memory in pieces of this size; asked for whole ones, it takes exactly what it is asked for. */
+constexpr size_t PIECE_BYTES = (size_t)2 << 20;
+
+static size_t device_taken_bytes(struct stream *, size_t bytes)
+{
+    return (bytes / PIECE_BYTES + (bytes % PIECE_BYTES || !bytes)) * PIECE_BYTES;
+}
+
 static glm52_status device_allocate(struct stream *s, size_t bytes, enum memory_class of, void **out)
 {
     cuda_device *d = device_of(s);
+    const size_t taken = device_taken_bytes(s, bytes);
     size_t free_bytes = 0, all = 0;
-    const cudaError_t error = cudaMalloc(out, bytes ? bytes : 1);
+    const cudaError_t error = cudaMalloc(out, taken);
 
     s->allocations++;
     if (error == cudaSuccess) {
-        host_account(s->host, of, (int64_t)bytes);
+        host_account(s->host, of, (int64_t)taken);
         return GLM52_OK;
     }
     cudaGetLastError();
@@ -45,7 +54,7 @@ static void device_release(struct stream *s, void *memory, size_t bytes, enum me
     if (!memory) return;
     device_of(s);
     cudaFree(memory);
-    host_account(s->host, of, -(int64_t)bytes);
+    host_account(s->host, of, -(int64_t)device_taken_bytes(s, bytes));
 }
 
 static void device_memory(struct stream *s, uint64_t *free, uint64_t *all)
@@ -135,6 +144,7 @@ void fill_device(struct ops *t)
 {
     t->allocate = device_allocate;
     t->release = device_release;
+    t->taken_bytes = device_taken_bytes;
     t->memory = device_memory;
     t->upload = device_upload;
     t->download = device_download;

@@ -160,6 +160,12 @@ static void lay_out(struct network *n)
 
 static const enum memory_class region_class[REGIONS] = {MEMORY_ACTIVATIONS, MEMORY_ACTIVATIONS, MEMORY_WORKSPACE};
 
+/* Behind the temporary arrays come the sums: a device may have no small pieces of memory. */
+static uint64_t region_bytes(const struct network *n, int region)
+{
+    return n->plan.peak[region] + (region == REGION_TEMPORARY ? (uint64_t)n->sums.count * sizeof *n->sum : 0);
+}
+
 static glm52_status take_memory(struct network *n)
 {
     struct stream *s = n->model->stream;
@@ -167,11 +173,10 @@ static glm52_status take_memory(struct network *n)
 
     TRY(input_stage_open(n->model->host, n->rows, n->mtp.depths, &n->stage));
     for (int i = 0; i < REGIONS; i++) {
-        TRY(s->ops->allocate(s, n->plan.peak[i], region_class[i], &memory));
+        TRY(s->ops->allocate(s, region_bytes(n, i), region_class[i], &memory));
         n->base[i] = memory;
     }
-    TRY(s->ops->allocate(s, (size_t)n->sums.count * sizeof *n->sum, MEMORY_WORKSPACE, &memory));
-    n->sum = memory;
+    n->sum = (double *)(void *)(n->base[REGION_TEMPORARY] + n->plan.peak[REGION_TEMPORARY]);
     return GLM52_OK;
 }
 
@@ -199,10 +204,8 @@ uint64_t network_bytes(struct model *m, int64_t rows, enum keep keep)
     struct network n;
     uint64_t bytes = 0;
 
-    if (!plan_network(m, rows, keep, &n)) {
-        for (int i = 0; i < REGIONS; i++) bytes += n.plan.peak[i];
-        bytes += (uint64_t)n.sums.count * sizeof *n.sum;
-    }
+    if (!plan_network(m, rows, keep, &n))
+        for (int i = 0; i < REGIONS; i++) bytes += m->stream->ops->taken_bytes(m->stream, region_bytes(&n, i));
     network_close(&n);
     return bytes;
 }
@@ -227,9 +230,8 @@ void network_close(struct network *n)
     struct stream *s = n->model->stream;
     struct host *host = n->model->host;
 
-    if (n->sum) s->ops->release(s, n->sum, (size_t)n->sums.count * sizeof *n->sum, MEMORY_WORKSPACE);
     for (int i = 0; i < REGIONS; i++)
-        if (n->base[i]) s->ops->release(s, n->base[i], n->plan.peak[i], region_class[i]);
+        if (n->base[i]) s->ops->release(s, n->base[i], region_bytes(n, i), region_class[i]);
     input_stage_close(&n->stage);
     host_free(host, n->layer, (size_t)n->layers * sizeof *n->layer, MEMORY_HOST);
     host_free(host, n->x, (size_t)(n->layers + 1) * sizeof *n->x, MEMORY_HOST);

@@ -220,6 +220,8 @@ struct ops {
     /* Zeroed by nobody. A failure is a status with what was asked and what is there. */
     glm52_status (*allocate)(struct stream *s, size_t bytes, enum memory_class of, void **out);
     void (*release)(struct stream *s, void *memory, size_t bytes, enum memory_class of);
+    /* What an allocation of so many bytes really takes; the accounting counts it. */
+    size_t (*taken_bytes)(struct stream *s, size_t bytes);
     /* Bytes that are free, and all there are; NULL where nobody knows. */
     void (*memory)(struct stream *s, uint64_t *free, uint64_t *all);
     void (*upload)(struct stream *s, void *to_device, const void *from_host, size_t bytes);

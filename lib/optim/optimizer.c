@@ -7,6 +7,9 @@
 #include "optim/moves.h"
 #include "optim/schedule.h"
 
+/* Of the rates, which lie before the first moments: a device may have no small pieces of memory. */
+enum { RATE_BYTES = (PARTS * RATES * sizeof(float) + 255) / 256 * 256 };
+
 static glm52_status take(struct optimizer *o, size_t bytes, void **out)
 {
     struct stream *s = o->model->stream;
@@ -18,7 +21,7 @@ static glm52_status take(struct optimizer *o, size_t bytes, void **out)
 
 static size_t first_bytes(const struct optimizer *o)
 {
-    return o->state_elements * dtype_size(o->moment_type);
+    return RATE_BYTES + o->state_elements * dtype_size(o->moment_type);
 }
 
 static size_t second_bytes(const struct optimizer *o)
@@ -36,15 +39,14 @@ static glm52_status take_memory(struct optimizer *o, int masters)
     void *memory;
 
     TRY(take(o, first_bytes(o), &memory));
-    o->m = memory;
+    o->rates = memory;
+    o->m = (unsigned char *)memory + RATE_BYTES;
     TRY(take(o, second_bytes(o), &memory));
     o->v = memory;
     if (masters && o->model->type != GLM52_DTYPE_F32) {
         TRY(take(o, master_bytes(o), &memory));
         o->master = memory;
     }
-    TRY(take(o, PARTS * RATES * sizeof(float), &memory));
-    o->rates = memory;
     for (uint32_t i = 0; i < o->moves; i++) {
         size_t bytes = o->move[i].rule == RULE_MUON ? o->model->stream->ops->muon_bytes(o->model->stream, &o->move[i].muon) : 0;
         if (bytes > o->workspace_bytes) o->workspace_bytes = bytes;
@@ -77,10 +79,9 @@ void optimizer_close(struct optimizer *o)
     if (!o->model) return;
     struct stream *s = o->model->stream;
 
-    if (o->m) s->ops->release(s, o->m, first_bytes(o), MEMORY_OPTIMIZER);
+    if (o->rates) s->ops->release(s, o->rates, first_bytes(o), MEMORY_OPTIMIZER);
     if (o->v) s->ops->release(s, o->v, second_bytes(o), MEMORY_OPTIMIZER);
     if (o->master) s->ops->release(s, o->master, master_bytes(o), MEMORY_OPTIMIZER);
-    if (o->rates) s->ops->release(s, o->rates, PARTS * RATES * sizeof(float), MEMORY_OPTIMIZER);
     if (o->workspace) s->ops->release(s, o->workspace, o->workspace_bytes, MEMORY_WORKSPACE);
     host_free(s->host, o->placed, o->count * sizeof *o->placed, MEMORY_HOST);
     host_free(s->host, o->move, o->moves * sizeof *o->move, MEMORY_HOST);

@@ -17,22 +17,24 @@ static double now(void)
 
 /* ---- memory ---- */
 
-static glm52_status take(struct step *s, size_t bytes, void **out)
-{
-    struct stream *stream = s->model->stream;
+enum { VERDICT_BYTES = (sizeof(struct verdict) + 255) / 256 * 256 };
 
-    return stream->ops->allocate(stream, bytes, MEMORY_WORKSPACE, out);
+/* The verdict, and behind it the workspace of sums. */
+static size_t update_bytes(struct model *m)
+{
+    return VERDICT_BYTES + m->stream->ops->sum_bytes(m->stream, (int64_t)m->parameters.elements);
 }
 
 static glm52_status take_update_memory(struct step *s)
 {
-    struct model *m = s->model;
+    struct stream *stream = s->model->stream;
     void *memory;
 
-    TRY(take(s, sizeof *s->verdict, &memory));
+    s->update_bytes = update_bytes(s->model);
+    TRY(stream->ops->allocate(stream, s->update_bytes, MEMORY_WORKSPACE, &memory));
     s->verdict = memory;
-    s->workspace_bytes = m->stream->ops->sum_bytes(m->stream, (int64_t)m->parameters.elements);
-    return take(s, s->workspace_bytes, &s->workspace);
+    s->workspace = (unsigned char *)memory + VERDICT_BYTES;
+    return GLM52_OK;
 }
 
 static glm52_status name_log(struct step *s, const char *out)
@@ -54,14 +56,14 @@ static enum keep keep_of(int recompute)
     return recompute == RECOMPUTE_LAYERS ? KEEP_INPUTS : recompute == RECOMPUTE_LIGHT ? KEEP_DEAR : KEEP_ALL;
 }
 
-/* Device memory of a step with an optimizer. Devices give memory in pieces: a little more than asked for. */
+/* Device memory of a step with an optimizer, and some for code and recorded launches, which come later. */
 static uint64_t bytes_of(struct model *m, int64_t rows, int recompute)
 {
-    enum { PIECES = 8 << 21 };
-    uint64_t gradients = m->gradient_holders ? 0 : m->parameters.gradient_bytes;
+    enum { SPARE = 16 << 20 };
+    struct stream *s = m->stream;
+    uint64_t gradients = m->gradient_holders ? 0 : s->ops->taken_bytes(s, m->parameters.gradient_bytes);
 
-    return gradients + network_bytes(m, rows, keep_of(recompute)) +
-           m->stream->ops->sum_bytes(m->stream, (int64_t)m->parameters.elements) + PIECES;
+    return gradients + network_bytes(m, rows, keep_of(recompute)) + s->ops->taken_bytes(s, update_bytes(m)) + SPARE;
 }
 
 /* The most tokens per microbatch that fit, up to `most`. */
@@ -145,8 +147,7 @@ void step_close(struct step *s)
     host_strfree(s->model->host, s->log_path);
     graphs_close(&s->graphs);
     profile_close(&s->profile);
-    if (s->workspace) stream->ops->release(stream, s->workspace, s->workspace_bytes, MEMORY_WORKSPACE);
-    if (s->verdict) stream->ops->release(stream, s->verdict, sizeof *s->verdict, MEMORY_WORKSPACE);
+    if (s->verdict) stream->ops->release(stream, s->verdict, s->update_bytes, MEMORY_WORKSPACE);
     host_free(s->model->host, s->sum, (size_t)s->network.sums.count * sizeof *s->sum, MEMORY_HOST);
     network_close(&s->network);
     if (s->holds_gradients) model_release_gradients(s->model);

@@ -61,8 +61,8 @@ struct step {
     struct verdict *verdict;      /* device */
     struct graphs graphs;
     struct profile profile;
-    void *workspace;              /* of the norm */
-    size_t workspace_bytes;
+    void *workspace;              /* of the norm, behind the verdict */
+    size_t update_bytes;          /* of both */
     uint64_t packs;               /* trained on so far */
     double mean_loss;             /* running, for spikes; 0 before the first step */
     double metric[METRICS];

@@ -25,6 +25,12 @@ static void cpu_release(struct stream *s, void *memory, size_t bytes, enum memor
     host_free(s->host, memory, bytes, class);
 }
 
+static size_t cpu_taken_bytes(struct stream *s, size_t bytes)
+{
+    (void)s;
+    return bytes;
+}
+
 static void move(struct stream *s, void *to, const void *from, size_t bytes)
 {
 #pragma omp parallel for schedule(static) num_threads(bytes <= MOVE ? 1 : s->threads)
@@ -85,6 +91,7 @@ static const struct ops cpu_ops = {
     .name = "cpu",
     .allocate = cpu_allocate,
     .release = cpu_release,
+    .taken_bytes = cpu_taken_bytes,
     .upload = cpu_upload,
     .download = cpu_download,
     .zero = cpu_zero,

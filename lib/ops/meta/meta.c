@@ -12,6 +12,11 @@ enum { ALIGNMENT = 64, FIRST_ADDRESS = 4096 };
 
 /* ---- device ---- */
 
+static size_t meta_taken_bytes(struct stream *s, size_t bytes)
+{
+    return s->stands_for ? s->stands_for->ops->taken_bytes(s->stands_for, bytes) : bytes;
+}
+
 /* The stream's state is the next address to give out. */
 static glm52_status meta_allocate(struct stream *s, size_t bytes, enum memory_class class, void **out)
 {
@@ -21,13 +26,13 @@ static glm52_status meta_allocate(struct stream *s, size_t bytes, enum memory_cl
     if (bytes > PTRDIFF_MAX - ALIGNMENT - address) return fail_nomem(bytes, memory_class_name[class]);
     *out = s->state;
     s->state = (void *)(address + (bytes + ALIGNMENT) / ALIGNMENT * ALIGNMENT);
-    host_account(s->host, class, (int64_t)bytes);
+    host_account(s->host, class, (int64_t)meta_taken_bytes(s, bytes));
     return GLM52_OK;
 }
 
 static void meta_release(struct stream *s, void *memory, size_t bytes, enum memory_class class)
 {
-    if (memory) host_account(s->host, class, -(int64_t)bytes);
+    if (memory) host_account(s->host, class, -(int64_t)meta_taken_bytes(s, bytes));
 }
 
 static void meta_upload(struct stream *s, void *to_device, const void *from_host, size_t bytes)
@@ -393,6 +398,7 @@ static const struct ops meta_ops = {
     .name = "meta",
     .allocate = meta_allocate,
     .release = meta_release,
+    .taken_bytes = meta_taken_bytes,
     .upload = meta_upload,
     .download = meta_download,
     .zero = meta_zero,
