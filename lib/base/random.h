@@ -15,5 +15,7 @@ uint64_t random_u64(struct random_key key, uint64_t index);
 double random_uniform(struct random_key key, uint64_t index);              /* [0, 1) with 53 bits */
 uint64_t random_below(struct random_key key, uint64_t index, uint64_t n);  /* 0 .. n - 1 */
 float random_normal(struct random_key key, uint64_t index);                /* mean 0, deviation 1 */
+/* random_normal() of `count` indices from `first` on. */
+void random_normals(struct random_key key, uint64_t first, uint64_t count, float *out);
 
 #endif

@@ -1,12 +1,13 @@
 #include "model/model.h"
 
+#include <omp.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/dtype.h"
 #include "base/random.h"
 
-enum { PIECE = 1 << 16 }; /* elements moved at a time */
+enum { PIECE = 1 << 16 }; /* elements that a thread makes and sends at a time */
 
 glm52_status model_open(struct stream *stream, const struct config *config, struct model *m)
 {
@@ -70,35 +71,60 @@ void model_release_gradients(struct model *m)
     for (uint32_t i = 0; i < m->parameters.count; i++) m->parameters.at[i].gradient = NULL;
 }
 
-static void initialize(struct model *m, struct parameter *p, float *values, void *buffer)
+/* Elements first .. first + count of the parameter, in its type. */
+static void fill(const struct model *m, const struct parameter *p, struct random_key key, uint64_t first, uint64_t count,
+                 void *to)
+{
+    enum { STRIP = 1024 };
+    float values[STRIP], range = (float)m->config.model.initializer_range;
+    int gain = p->kind == KIND_NORM, constant = gain || p->kind == KIND_BIAS || p->kind == KIND_SELECTION_BIAS;
+
+    for (uint64_t done = 0; done < count; done += STRIP) {
+        uint64_t strip = count - done < STRIP ? count - done : STRIP;
+        if (!constant) random_normals(key, first + done, strip, values);
+        for (uint64_t i = 0; i < strip; i++) values[i] = constant ? (float)gain : range * values[i];
+        if (p->type == GLM52_DTYPE_BF16)
+            for (uint64_t i = 0; i < strip; i++) ((uint16_t *)to)[done + i] = f32_to_bf16(values[i]);
+        else
+            memcpy((float *)to + done, values, strip * sizeof *values);
+    }
+}
+
+static uint64_t pieces_of(const struct parameter *p)
+{
+    return (p->count + PIECE - 1) / PIECE;
+}
+
+/* One thread sends its piece while the others make theirs. */
+static void initialize(struct model *m, const struct parameter *p, unsigned char *buffers)
 {
     struct random_key key = random_key((uint64_t)m->config.train.seed, p->name);
-    float range = (float)m->config.model.initializer_range;
+    size_t size = dtype_size(p->type);
 
-    for (uint64_t first = 0; first < p->count; first += PIECE) {
-        uint64_t count = p->count - first < PIECE ? p->count - first : PIECE;
-#pragma omp parallel for num_threads(m->stream->threads) schedule(static)
-        for (uint64_t i = 0; i < count; i++)
-            values[i] = p->kind == KIND_NORM                                    ? 1
-                        : p->kind == KIND_BIAS || p->kind == KIND_SELECTION_BIAS ? 0
-                                                                                : range * random_normal(key, first + i);
-        stream_write(m->stream, p->type, p->value + first * dtype_size(p->type), count, values, buffer);
+#pragma omp parallel for num_threads(pieces_of(p) > 1 ? m->stream->threads : 1) schedule(dynamic, 1)
+    for (uint64_t piece = 0; piece < pieces_of(p); piece++) {
+        uint64_t first = piece * PIECE, count = p->count - first < PIECE ? p->count - first : PIECE;
+        unsigned char *buffer = buffers + (size_t)omp_get_thread_num() * PIECE * sizeof(float);
+
+        fill(m, p, key, first, count, buffer);
+#pragma omp critical(upload)
+        m->stream->ops->upload(m->stream, p->value + first * size, buffer, count * size);
     }
 }
 
 glm52_status model_initialize(struct model *m)
 {
-    size_t bytes = 2 * PIECE * sizeof(float);
+    size_t bytes = (size_t)m->stream->threads * PIECE * sizeof(float);
 
     if (!strcmp(m->stream->ops->name, "meta")) return GLM52_OK; /* there is nothing to fill */
-    float *values = host_alloc(m->host, bytes, MEMORY_HOST);
-    if (!values) return GLM52_E_NOMEM;
+    unsigned char *buffers = host_alloc(m->host, bytes, MEMORY_HOST);
+    if (!buffers) return GLM52_E_NOMEM;
     glm52_status status = GLM52_OK;
     for (uint32_t i = 0; i < m->parameters.count && !status; i++) {
-        initialize(m, &m->parameters.at[i], values, values + PIECE);
+        initialize(m, &m->parameters.at[i], buffers);
         status = host_poll(m->host);
     }
-    host_free(m->host, values, bytes, MEMORY_HOST);
+    host_free(m->host, buffers, bytes, MEMORY_HOST);
     return status ? status : m->stream->ops->synchronize(m->stream);
 }
 

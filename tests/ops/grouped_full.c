@@ -1,16 +1,16 @@
 /* The grouped products of GLM-5.2's experts at full width. Arrays exist on the device alone. Torch's figures are of other
- * runs, and of bf16 gradients that are not added to what is there; ours are. */
+ * runs; its gradients are bf16 and written, as those of a step's first microbatch are; later ones are added to. */
 #include "case.h"
 
 static const glm52_dtype F32 = GLM52_DTYPE_F32, BF16 = GLM52_DTYPE_BF16;
 
-enum pass { FORWARD, TO_ROWS, TO_WEIGHT, TO_WEIGHT_BF16 };
+enum pass { FORWARD, TO_ROWS, TO_WEIGHT, TO_WEIGHT_ADDED, TO_WEIGHT_BF16 };
 
 /* Experts of ragged numbers of rows, half to one and a half times the average. */
 static void bench_experts(enum pass pass, int32_t experts, int64_t average, int64_t n, int64_t k)
 {
-    struct grouped_gemm g = {.n = n, .k = k, .stride = n * k, .groups = experts, .type = BF16,
-                             .gradient = pass == TO_WEIGHT_BF16 ? BF16 : F32};
+    struct grouped_gemm g = {.n = n, .k = k, .stride = n * k, .groups = experts, .add = pass == TO_WEIGHT_ADDED,
+                             .type = BF16, .gradient = pass == TO_WEIGHT_BF16 ? BF16 : F32};
     struct array *offsets = array_zero(GLM52_DTYPE_I32, experts + 1), *x, *y, *w;
 
     for (int e = 0; e < experts; e++)
@@ -44,6 +44,11 @@ BENCH_FULL(grouped_gemm_backward_rows, "256 experts of ~256, 4096 from 6144", "t
 BENCH_FULL(grouped_gemm_backward_weight, "256 experts of ~256, 4096 from 6144, fp32", "torch 404 A, 446 B, 385 C")
 {
     bench_experts(TO_WEIGHT, 256, 256, 4096, 6144);
+}
+
+BENCH_FULL(grouped_gemm_backward_weight, "256 experts of ~256, 4096 from 6144, fp32, added to", "")
+{
+    bench_experts(TO_WEIGHT_ADDED, 256, 256, 4096, 6144);
 }
 
 BENCH_FULL(grouped_gemm_backward_weight, "256 experts of ~256, 4096 from 6144, bf16", "torch 404 A, 446 B, 385 C")
@@ -84,6 +89,11 @@ BENCH_FULL(grouped_gemm_backward_rows, "32 experts of ~2048, 6144 from 2048", ""
 BENCH_FULL(grouped_gemm_backward_weight, "32 experts of ~2048, 6144 from 2048, fp32", "")
 {
     bench_experts(TO_WEIGHT, 32, 2048, 6144, 2048);
+}
+
+BENCH_FULL(grouped_gemm_backward_weight, "32 experts of ~2048, 6144 from 2048, fp32, added to", "")
+{
+    bench_experts(TO_WEIGHT_ADDED, 32, 2048, 6144, 2048);
 }
 
 BENCH_FULL(grouped_gemm_backward_weight, "32 experts of ~2048, 6144 from 2048, bf16", "torch 732, equal groups")

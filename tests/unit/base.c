@@ -135,6 +135,38 @@ START_TEST(random_numbers_are_a_pure_function_with_the_right_moments)
 }
 END_TEST
 
+/* The first six of a key, and as many as a row of vectors does not fill: alone and among others. */
+START_TEST(normal_numbers_keep_their_bits)
+{
+    static const float first[] = {-0x1.48bb32p-1f, 0x1.7f42d8p-3f,  0x1.3a1cbap-3f,
+                                  -0x1.6cbd7ap+0f, -0x1.bcd8e8p+0f, 0x1.2bab1ap-2f};
+    struct random_key key = random_key(7, "w");
+    enum { COUNT = 1001, MOST = 5 };
+    float many[COUNT];
+
+    for (uint64_t i = 0; i < sizeof first / sizeof *first; i++) ck_assert(random_normal(key, i) == first[i]);
+    for (uint64_t from = 0; from < MOST; from++) {
+        memset(many, 0, sizeof many);
+        random_normals(key, from, COUNT - from, many);
+        for (uint64_t i = 0; i < COUNT - from; i++) ck_assert(many[i] == random_normal(key, from + i));
+        for (uint64_t i = COUNT - from; i < COUNT; i++) ck_assert(many[i] == 0);
+    }
+}
+END_TEST
+
+/* Box-Muller by the C library's functions, whose last bit of a double may differ. */
+START_TEST(normal_numbers_are_those_of_box_and_muller)
+{
+    struct random_key key = random_key(3, "normal");
+
+    for (uint64_t pair = 0; pair < 100000; pair++) {
+        double u = ((double)(random_u64(key, pair) >> 11) + 1) * 0x1p-53, length = sqrt(-2 * log(u));
+        double x = (double)random_normal(key, 2 * pair), y = (double)random_normal(key, 2 * pair + 1);
+        ck_assert_double_le(fabs(hypot(x, y) - length), 1e-7 * length);
+    }
+}
+END_TEST
+
 START_TEST(bfloat16_rounds_to_nearest_even)
 {
     ck_assert_uint_eq(f32_to_bf16(1.0f), 0x3f80);
@@ -157,6 +189,8 @@ int main(void)
     tcase_add_test(tests, whole_files_are_replaced_or_left_alone);
     tcase_add_test(tests, text_grows_and_measures);
     tcase_add_test(tests, random_numbers_are_a_pure_function_with_the_right_moments);
+    tcase_add_test(tests, normal_numbers_keep_their_bits);
+    tcase_add_test(tests, normal_numbers_are_those_of_box_and_muller);
     tcase_add_test(tests, bfloat16_rounds_to_nearest_even);
     suite_add_tcase(suite, tests);
     return run_tap(suite);
