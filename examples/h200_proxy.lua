@@ -1,15 +1,17 @@
 -- Four layers of GLM-5.2 at full width on one GPU: 1 dense and 3 MoE layers of 32 experts, indexers full, full, full,
--- shared; random weights and tokens. Prints for each pack size the time of a step, tokens/s, memory and model TFLOP/s.
+-- shared; random weights and tokens. Prints for each pack size the time of a step, tokens/s, memory and model TFLOP/s, and
+-- up to 8192 tokens what each part of a step takes. GEMM=TFLOP/s of a large product in the same run adds the share of it;
+-- STEPS=N times N steps.
 --
 --   glm52 train examples/h200_proxy.lua alike 4096 8192 16384    what PyTorch trains by default: AdamW, all in bf16, fast
 --                                                                operations; beside it the deterministic ones
 --   glm52 train examples/h200_proxy.lua trained 4096 8192        as GLM-5.2 is trained: Muon per head and AdamW with fp32
 --                                                                masters, sparse indexer loss, one MTP depth with TV
---   glm52 train examples/h200_proxy.lua parts 4096               where the time of the second goes
 --   DEVICE=meta glm52 train examples/h200_proxy.lua alike 4096   the memory of it, without a GPU
 local glm52 = require "glm52"
 
-local device, steps = os.getenv "DEVICE" or "cuda", tonumber(os.getenv "STEPS" or 12)
+local device, steps, gemm = os.getenv "DEVICE" or "cuda", tonumber(os.getenv "STEPS" or 12), tonumber(os.getenv "GEMM")
+local directory = "out/h200_proxy"
 
 local shape = {
   ["device"] = "cuda",  -- whose workspaces a plan counts
@@ -44,9 +46,6 @@ local kinds = {
   },
 }
 
-kinds.parts = { ["report.profile"] = "true", out = "out/h200_proxy" }
-for key, value in pairs(kinds.trained) do kinds.parts[key] = value end
-
 local function median(values)
   table.sort(values)
   return values[#values // 2 + 1]
@@ -61,10 +60,11 @@ end
 
 local function report(label, tokens, step, seconds, memory)
   local time = median(seconds)
-  print(string.format("%-18s %6d tokens  %8.1f ms [%.1f..%.1f]  %6.0f tokens/s  %5.1f GB  %4.0f TFLOP/s published, %4.0f executed  loss %.3f",
-    label, tokens, time * 1e3, seconds[1] * 1e3, seconds[#seconds] * 1e3, tokens / time, memory / 1e9,
-    step:metric "tflops_megatron_6753" * step:metric "seconds" / time, step:metric "tflops_exact" * step:metric "seconds" / time,
-    step:metric "loss"))
+  local scale = step:metric "seconds" / time
+  local published, exact = step:metric "tflops_megatron_6753" * scale, step:metric "tflops_exact" * scale
+  local line = "%-15s %6d tokens  %8.1f ms [%.1f..%.1f]  %6.0f tokens/s  %5.1f GB  %4.0f TFLOP/s published, %4.0f exact%s  loss %.3f"
+  print(line:format(label, tokens, time * 1e3, seconds[1] * 1e3, seconds[#seconds] * 1e3, tokens / time, memory / 1e9, published, exact,
+    gemm and string.format(" (%.2f, %.2f of gemm)", published / gemm, exact / gemm) or "", step:metric "loss"))
 end
 
 local function configured(context, options, tokens)
@@ -84,49 +84,114 @@ local function time_steps(label, context, step, batches, tokens)
   report(label, tokens, step, seconds, (context:memory()))
 end
 
--- Milliseconds of a step by part, the largest first.
-local function show_parts(path)
-  local parts, order = {}, {}
-  for line in io.lines(path) do
-    local label, ms = line:match '"label":"([^"]*)".*"ms":([%d.e+-]+)'
-    if label and not parts[label] then order[#order + 1] = label end
-    if label then parts[label] = (parts[label] or 0) + tonumber(ms) end
+-- What a row of the profile counts for: the first name whose pattern its part and operation have.
+local names = {
+  { "clearing", " zero$" },
+  { "MTP layer", "^mtp%.[^h]" },
+  { "MTP head", "^mtp%." },
+  { "sparse attention", "^mla%.attention " },
+  { "attention's projections", "^mla%..* gemm$" },
+  { "indexer, projections", "^indexer%.project " },
+  { "indexer, selection", "^indexer%.select " },
+  { "indexer, loss", "^indexer%." },
+  { "router and dispatch", "^moe%.router " },
+  { "router and dispatch", " dispatch_" },
+  { "experts", "^moe%.experts " },
+  { "shared experts", "^moe%.shared " },
+  { "dense MLP", "^mlp " },
+  { "head and losses", "^head head_" },
+  { "Muon", "^optimizer%.muon " },
+  { "AdamW", "^optimizer%.adamw " },
+  { "gradient norms", "^clip " },
+  { "norms, rotation, embedding, sums", "" },
+}
+
+local function name_of(row)
+  local text = row.label .. " " .. row.operation
+  for _, entry in ipairs(names) do
+    if text:find(entry[2]) then return entry[1] end
   end
-  table.sort(order, function(a, b) return parts[a] > parts[b] end)
-  for _, label in ipairs(order) do print(string.format("  %-22s %8.2f ms", label, parts[label])) end
+end
+
+local function rows_of(path)
+  local rows = {}
+  for line in io.lines(path) do
+    local row = { label = line:match '"label":"([^"]*)"', operation = line:match '"operation":"([^"]*)"' }
+    for key, value in line:gmatch '"([%w_]+)":([%d.eE+-]+)' do row[key] = tonumber(value) end
+    rows[#rows + 1] = row
+  end
+  return table.remove(rows, 1), rows -- the first is of the whole step
+end
+
+local function show_parts(label, tokens)
+  local whole, rows = rows_of(directory .. "/profile.jsonl")
+  local sums, order = {}, {}
+  for _, row in ipairs(rows) do
+    local name = name_of(row)
+    if not sums[name] then
+      sums[name] = { ms = 0, gflop = 0, gbyte = 0 }
+      order[#order + 1] = name
+    end
+    for key, value in pairs(sums[name]) do sums[name][key] = value + row[key] end
+  end
+  table.sort(order, function(a, b) return sums[a].ms > sums[b].ms end)
+  print(string.format("%s, %d tokens: %.1f ms a step with times taken, operations %.1f ms", label, tokens, whole.ms,
+    whole.timed_ms))
+  for _, name in ipairs(order) do
+    local sum = sums[name]
+    print(string.format("  %-34s %8.2f ms %5.1f%%  %8.1f GFLOP %6.0f TFLOP/s  %7.2f GB %6.2f TB/s", name, sum.ms,
+      100 * sum.ms / whole.timed_ms, sum.gflop, sum.gflop / sum.ms, sum.gbyte, sum.gbyte / sum.ms))
+  end
+end
+
+-- A step of its own: whoever takes times replays nothing.
+local function measure_parts(kind, context, model, optimizer, options, tokens, batches)
+  local config <close> = configured(context, options, tokens)
+  config:set("report.profile", "true")
+  config:set("out", directory)
+  do
+    local step <close> = glm52.step(model, optimizer, config)
+    for i = 1, 4 do step:run(batches[i]) end
+  end
+  show_parts(kind, tokens)
 end
 
 local function show_memory(label, step, tokens)
   for _, row in ipairs(step:plan()) do
-    if row.section == "memory" then print(string.format("%-18s %6d tokens  %-12s %8.2f GB", label, tokens, row.name, row.amount / 1e9)) end
+    if row.section == "memory" then
+      print(string.format("%-18s %6d tokens  %-12s %8.2f GB", label, tokens, row.name, row.amount / 1e9))
+    end
   end
+end
+
+local function measure_step(kind, context, model, optimizer, config, tokens, batches)
+  local step <close> = glm52.step(model, optimizer, config)
+  if device == "meta" then return show_memory(kind, step, tokens) end
+  time_steps(kind, context, step, batches, tokens)
+  if kind == "trained" or tokens > 16384 then return end
+  config:set("train.deterministic", "true")
+  step:set_stage(config)
+  time_steps("  deterministic", context, step, batches, tokens)
+  config:set("train.deterministic", "false")
+  step:set_stage(config) -- as what follows wants the model
 end
 
 -- The weights are the model's; a size has an optimizer and a step of its own.
 local function measure(kind, context, model, options, tokens)
   local config <close> = configured(context, options, tokens)
   local optimizer <close> = glm52.optimizer(model, config)
-  local step <close> = glm52.step(model, optimizer, config)
-  if device == "meta" then return show_memory(kind, step, tokens) end
   local batches = {}
-  for i = 1, 4 do batches[i] = random_batch(context, tokens, 154880) end
-  time_steps(kind, context, step, batches, tokens)
-  if kind == "parts" then show_parts(options.out .. "/profile.jsonl") end
-  if kind == "alike" and tokens <= 16384 then
-    config:set("train.deterministic", "true")
-    step:set_stage(config)
-    time_steps("  deterministic", context, step, batches, tokens)
-    config:set("train.deterministic", "false")
-    step:set_stage(config) -- as the next size wants the model
-  end
+  for i = 1, 4 do batches[i] = random_batch(context, device == "meta" and 2 or tokens, 154880) end
+  measure_step(kind, context, model, optimizer, config, tokens, batches)
+  if tokens <= 8192 and device ~= "meta" then measure_parts(kind, context, model, optimizer, options, tokens, batches) end
   for _, batch in ipairs(batches) do batch:close() end
 end
 
 local kind = arg[1] or "alike"
-local options = kinds[kind] or error("first argument: alike, trained or parts", 0)
+local options = kinds[kind] or error("first argument: alike or trained", 0)
 local sizes = { table.unpack(arg, 2) }
 if #sizes == 0 then sizes = { "4096" } end
-if options.out then os.execute("mkdir -p " .. options.out) end
+os.execute("mkdir -p " .. directory)
 math.randomseed(1)
 
 local context <close> = glm52.context { device = device }

@@ -105,7 +105,7 @@ static void absorb_queries(const struct mla *m, const struct pass *f)
     struct gemm absorb = per_head(m, f->rows, rank, nope);
     void *absorbed = at(f, m->slots.absorbed);
 
-    label(f, "mla.absorb");
+    LABEL(f, "mla.absorb");
     absorb.lda = heads * qk, absorb.stride_a = qk, absorb.ldc = heads * kv, absorb.stride_c = kv;
     f->ops->gemm(f->stream, &absorb, at(f, m->slots.q), half_of_kv_b(m, 0), absorbed);
     attention_rotate(m, f, f->in->rope_query, heads, qk, nope, at(f, m->slots.q), kv, rank, absorbed, 0);
@@ -116,7 +116,7 @@ static void unabsorb_outputs(const struct mla *m, const struct pass *f)
     int64_t heads = m->c->num_attention_heads, dv = m->c->v_head_dim, rank = m->c->kv_lora_rank;
     struct gemm unabsorb = per_head(m, f->rows, dv, rank);
 
-    label(f, "mla.unabsorb");
+    LABEL(f, "mla.unabsorb");
     unabsorb.lda = heads * rank, unabsorb.stride_a = rank, unabsorb.ldc = heads * dv, unabsorb.stride_c = dv;
     unabsorb.transpose_b = 1;
     f->ops->gemm(f->stream, &unabsorb, at(f, m->slots.latent_out), half_of_kv_b(m, 1), at(f, m->slots.out));
@@ -127,7 +127,7 @@ static void sparse_forward(const struct mla *m, const struct pass *f, const int3
     struct sparse_mla shape = attention_shape(m, f->rows, f->in->selected_pairs);
 
     absorb_queries(m, f);
-    label(f, "mla.attention");
+    LABEL(f, "mla.attention");
     f->ops->sparse_mla_forward(f->stream, &shape, at(f, m->slots.absorbed), attention_kv(m, f), selected,
                                at(f, m->slots.latent_out), at(f, m->slots.lse), at(f, m->slots.attention_workspace));
     unabsorb_outputs(m, f);
@@ -165,15 +165,15 @@ static void sparse_backward(const struct mla *m, const struct pass *b, const int
     void *dout = at(b, m->slots.dout), *dlatent = at(b, m->slots.dlatent_out), *dabsorbed = at(b, m->slots.dabsorbed);
     void *dq = at(b, m->slots.dq);
 
-    label(b, "mla.unabsorb");
+    LABEL(b, "mla.unabsorb");
     unabsorb.lda = heads * dv, unabsorb.stride_a = dv, unabsorb.ldc = heads * rank, unabsorb.stride_c = rank;
     b->ops->gemm(b->stream, &unabsorb, dout, half_of_kv_b(m, 1), dlatent);
     kv_b_gradient(m, b, dv, 1, dout, heads * dv, dv, at(b, m->slots.latent_out), heads * rank, rank);
-    label(b, "mla.attention");
+    LABEL(b, "mla.attention");
     b->ops->sparse_mla_backward(b->stream, &shape, at(b, m->slots.absorbed), attention_kv(m, b), selected,
                                 at(b, m->slots.latent_out), at(b, m->slots.lse), dlatent, dabsorbed,
                                 at(b, m->slots.dkv), target, at(b, m->slots.attention_workspace));
-    label(b, "mla.absorb");
+    LABEL(b, "mla.absorb");
     absorb.lda = heads * kv, absorb.stride_a = kv, absorb.ldc = heads * qk, absorb.stride_c = qk, absorb.transpose_b = 1;
     b->ops->gemm(b->stream, &absorb, dabsorbed, half_of_kv_b(m, 0), dq);
     kv_b_gradient(m, b, nope, 0, at(b, m->slots.q), heads * qk, qk, dabsorbed, heads * kv, kv);
@@ -185,7 +185,7 @@ void mla_target(const struct mla *m, const struct pass *b, const int32_t *select
     struct sparse_mla shape = attention_shape(m, b->rows, b->in->selected_pairs);
     void *none = at(b, m->slots.dlatent_out);
 
-    label(b, "indexer.target");
+    LABEL(b, "indexer.target");
     b->ops->zero(b->stream, none, (size_t)(b->rows * m->c->num_attention_heads * m->c->kv_lora_rank) * dtype_size(m->type));
     b->ops->sparse_mla_backward(b->stream, &shape, at(b, m->slots.absorbed), attention_kv(m, b), selected,
                                 at(b, m->slots.latent_out), at(b, m->slots.lse), none, at(b, m->slots.dabsorbed),
@@ -204,7 +204,7 @@ static void dense_forward(const struct mla *m, const struct pass *f)
     char *key = at(f, m->slots.key), *q = at(f, m->slots.q);
     size_t size = dtype_size(m->type);
 
-    label(f, "mla.kv_b");
+    LABEL(f, "mla.kv_b");
     keys.lda = values.lda = kv, keys.transpose_b = values.transpose_b = 1;
     keys.ldc = heads * qk, keys.stride_c = qk, values.ldc = heads * dv, values.stride_c = dv;
     f->ops->gemm(f->stream, &keys, latent, half_of_kv_b(m, 0), key);
@@ -213,7 +213,7 @@ static void dense_forward(const struct mla *m, const struct pass *f)
                        .y_head = qk, .type = m->type};
     f->ops->spread_heads(f->stream, &r, latent + (size_t)rank * size, key + (size_t)nope * size);
     attention_rotate(m, f, f->in->rope_query, heads, qk, nope, q, qk, nope, q, 0);
-    label(f, "mla.attention");
+    LABEL(f, "mla.attention");
     f->ops->dense_attention_forward(f->stream, &shape, q, key, at(f, m->slots.value), f->in->start, f->in->end,
                                     at(f, m->slots.out), at(f, m->slots.lse), at(f, m->slots.attention_workspace));
 }
@@ -243,12 +243,12 @@ static void dense_backward(const struct mla *m, const struct pass *b)
     const void *latent = attention_kv(m, b);
     float *dkv = at(b, m->slots.dkv);
 
-    label(b, "mla.attention");
+    LABEL(b, "mla.attention");
     b->ops->dense_attention_backward(b->stream, &shape, at(b, m->slots.q), at(b, m->slots.key), at(b, m->slots.value),
                                      b->in->start, b->in->end, at(b, m->slots.out), at(b, m->slots.lse),
                                      at(b, m->slots.dout), dq, dkey, dvalue, at(b, m->slots.attention_workspace));
     attention_rotate(m, b, b->in->rope_query, heads, qk, nope, dq, qk, nope, dq, 1);
-    label(b, "mla.kv_b");
+    LABEL(b, "mla.kv_b");
     dense_latent_gradient(m, b, nope, 0, dkey, heads * qk, qk, dkv, 0);
     dense_latent_gradient(m, b, dv, 1, dvalue, heads * dv, dv, dkv, 1);
     kv_b_gradient(m, b, nope, 0, dkey, heads * qk, qk, latent, kv, 0);

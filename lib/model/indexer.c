@@ -86,7 +86,7 @@ void indexer_project(const struct indexer_part *m, const struct pass *f, const v
     struct gemm g = {.m = f->rows, .n = heads, .k = in, .lda = in, .ldb = in, .ldc = heads, .batch = 1, .transpose_b = 1,
                      .scale = weight_scale(m), .a_type = m->type, .b_type = w->type, .c_type = GLM52_DTYPE_F32};
 
-    label(f, "indexer.project");
+    LABEL(f, "indexer.project");
     linear_forward(f, m->w->wq_b, q_latent, NULL, at(f, m->slots.q));
     linear_forward(f, m->w->wk, u, NULL, at(f, m->slots.key_raw));
     f->ops->layernorm_forward(f->stream, &n, at(f, m->slots.key_raw), m->w->k_norm->value, m->w->k_norm_bias->value,
@@ -101,7 +101,7 @@ void indexer_select(const struct indexer_part *m, const struct pass *f, int32_t 
     int layer = m->layer;
     struct indexer shape = shape_of(m, f->rows, f->in->pairs);
 
-    label(f, "indexer.select");
+    LABEL(f, "indexer.select");
     if (!given(f, "topk", layer, m->c->index_topk, selected)) {
         f->ops->index_select(f->stream, &shape, at(f, m->slots.q), at(f, m->slots.key), at(f, m->slots.weight), f->in->start,
                              f->in->end, selected, at(f, m->slots.workspace));
@@ -124,7 +124,7 @@ static void backward_projections(const struct indexer_part *m, const struct pass
                            .transpose_a = 1, .add = gradient_add(b, m->w->weights, 1), .scale = weight_scale(m),
                            .a_type = GLM52_DTYPE_F32, .b_type = m->type, .c_type = m->w->weights->gradient_type};
 
-    label(b, "indexer.project");
+    LABEL(b, "indexer.project");
     rotate_first(m, b, heads, dq, 1);
     linear_gradient(b, m->w->wq_b, q_latent, dq);
     b->ops->convert(b->stream, b->rows * width, GLM52_DTYPE_F32, at(b, m->slots.dkey), m->type, dkey);
@@ -145,7 +145,7 @@ void indexer_learn(const struct indexer_part *m, const struct pass *b, const str
     float *weight = at(b, m->slots.weight), *kl = at(b, m->slots.kl), *dkey = at(b, m->slots.dkey);
     float *dweight = at(b, m->slots.dweight);
 
-    label(b, "indexer.loss");
+    LABEL(b, "indexer.loss");
     if (m->dense)
         b->ops->index_kl_dense(b->stream, &shape, &t, q, key, weight,
                                at(b, teacher->dense ? teacher->slots.q : teacher->slots.absorbed),

@@ -44,19 +44,19 @@ void layer_forward(const struct layer *m, const struct pass *f, const void *x, i
     int64_t hidden = m->c->hidden_size;
     void *u = at(f, m->slots.u), *v = at(f, m->slots.v), *middle = at(f, m->slots.middle);
 
-    label(f, "layer");
+    LABEL(f, "layer");
     norm_forward(f, m->w->input_norm, m->c->rms_norm_eps, hidden, x, u, at(f, m->slots.input_rstd));
     prepare_attention(m, f, u, selected);
     if (!m->mla.dense) tap(f, "topk", m->index, GLM52_DTYPE_I32, m->c->index_topk, selected);
-    label(f, "layer");
+    LABEL(f, "layer");
     mla_attend(&m->mla, f, selected, x, middle);
 
-    label(f, "layer");
+    LABEL(f, "layer");
     norm_forward(f, m->w->post_norm, m->c->rms_norm_eps, hidden, middle, v, at(f, m->slots.post_rstd));
     if (m->sparse) {
         moe_forward(&m->moe, f, m->index, v, middle, y);
     } else {
-        label(f, "mlp");
+        LABEL(f, "mlp");
         mlp_forward(&m->mlp, f, v, middle, y);
     }
     tap(f, "hidden", m->index, m->type, hidden, y);
@@ -72,10 +72,10 @@ void layer_restore(const struct layer *m, struct pass *b, const void *x, int32_t
         b->replay = 0;
     }
     if (m->keep != KEEP_DEAR) return;
-    label(b, "layer");
+    LABEL(b, "layer");
     norm_forward(b, m->w->input_norm, m->c->rms_norm_eps, hidden, x, at(b, m->slots.u), at(b, m->slots.input_rstd));
     attention_restore(&m->mla, b);
-    label(b, "layer");
+    LABEL(b, "layer");
     norm_forward(b, m->w->post_norm, m->c->rms_norm_eps, hidden, at(b, m->slots.middle), at(b, m->slots.v),
                  at(b, m->slots.post_rstd));
 }
@@ -100,14 +100,14 @@ void layer_backward(const struct layer *m, const struct pass *b, const void *x, 
     if (m->sparse) {
         moe_backward(&m->moe, b, at(b, m->slots.v), dx, dv);
     } else {
-        label(b, "mlp");
+        LABEL(b, "mlp");
         mlp_backward(&m->mlp, b, at(b, m->slots.v), dx, dv, 0);
     }
-    label(b, "layer");
+    LABEL(b, "layer");
     norm_backward(b, m->w->post_norm, m->c->rms_norm_eps, hidden, at(b, m->slots.middle), at(b, m->slots.post_rstd), dv,
                   dx, 1, workspace);
     mla_backward(&m->mla, b, at(b, m->slots.u), selected, dx, dv, target);
-    label(b, "layer");
+    LABEL(b, "layer");
     norm_backward(b, m->w->input_norm, m->c->rms_norm_eps, hidden, x, at(b, m->slots.input_rstd), dv, dx, 1, workspace);
     if (learns) learn(m, b, selected);
 }

@@ -70,14 +70,14 @@ void mla_project(const struct mla *m, const struct pass *f, const void *u)
     const struct model_config *c = m->c;
     int64_t kv = kv_width(m), rank = c->kv_lora_rank;
 
-    label(f, "mla.q_a");
+    LABEL(f, "mla.q_a");
     linear_forward(f, m->w->q_a, u, NULL, at(f, m->slots.q_latent_raw));
     norm_forward(f, m->w->q_a_norm, c->latent_norm_eps, c->q_lora_rank, at(f, m->slots.q_latent_raw),
                  at(f, m->slots.q_latent), at(f, m->slots.q_rstd));
-    label(f, "mla.q_b");
+    LABEL(f, "mla.q_b");
     linear_forward(f, m->w->q_b, at(f, m->slots.q_latent), NULL, at(f, m->slots.q));
     if (m->keys_from) return;
-    label(f, "mla.kv_a");
+    LABEL(f, "mla.kv_a");
     linear_forward(f, m->w->kv_a, u, NULL, at(f, m->slots.kv_raw));
     norm_forward(f, m->w->kv_a_norm, c->latent_norm_eps, kv, at(f, m->slots.kv_raw), at(f, m->slots.kv),
                  at(f, m->slots.kv_rstd));
@@ -87,7 +87,7 @@ void mla_project(const struct mla *m, const struct pass *f, const void *u)
 void mla_attend(const struct mla *m, const struct pass *f, const int32_t *selected, const void *from, void *y)
 {
     attention_forward(m, f, selected);
-    label(f, "mla.o");
+    LABEL(f, "mla.o");
     linear_forward(f, m->w->o, at(f, m->slots.out), from, y);
 }
 
@@ -96,11 +96,11 @@ static void backward_queries(const struct mla *m, const struct pass *b, const vo
     const struct model_config *c = m->c;
     void *dq_latent = at(b, m->slots.dq_latent);
 
-    label(b, "mla.q_b");
+    LABEL(b, "mla.q_b");
     linear_backward(b, m->w->q_b, at(b, m->slots.q_latent), at(b, m->slots.dq), dq_latent, 0);
     norm_backward(b, m->w->q_a_norm, c->latent_norm_eps, c->q_lora_rank, at(b, m->slots.q_latent_raw),
                   at(b, m->slots.q_rstd), dq_latent, dq_latent, 0, at(b, m->slots.workspace));
-    label(b, "mla.q_a");
+    LABEL(b, "mla.q_a");
     linear_backward(b, m->w->q_a, u, dq_latent, du, 0);
 }
 
@@ -112,7 +112,7 @@ static void backward_keys(const struct mla *m, const struct pass *b, const void 
     float *dkv = at(b, m->slots.dkv);
     void *dkv_cast = at(b, m->slots.dkv_cast), *dkv_raw = at(b, m->slots.dkv_raw);
 
-    label(b, "mla.kv_a");
+    LABEL(b, "mla.kv_a");
     if (m->keys_from) {
         b->ops->add(b->stream, b->rows * kv, GLM52_DTYPE_F32, dkv, at(b, m->keys_from->slots.shared_dkv));
         return;
@@ -128,7 +128,7 @@ static void backward_keys(const struct mla *m, const struct pass *b, const void 
 void mla_backward(const struct mla *m, const struct pass *b, const void *u, const int32_t *selected, const void *dy,
                   void *du, float *target)
 {
-    label(b, "mla.o");
+    LABEL(b, "mla.o");
     linear_backward(b, m->w->o, at(b, m->slots.out), dy, at(b, m->slots.dout), 0);
     attention_backward(m, b, selected, target);
     backward_queries(m, b, u, du);

@@ -75,7 +75,7 @@ static void choose_experts(const struct moe *m, const struct pass *f, int layer,
     float *logits = at(f, m->slots.logits), *weight = at(f, m->slots.weight);
     int32_t *chosen = at(f, m->slots.chosen);
 
-    label(f, "moe.router");
+    LABEL(f, "moe.router");
     f->ops->gemm(f->stream, &g, x, w->value, logits);
     r.given = given(f, "router_idx", layer, r.k, chosen);
     f->ops->route_forward(f->stream, &r, logits, (const float *)m->w->bias->value, chosen, weight);
@@ -103,13 +103,13 @@ void moe_forward(const struct moe *m, const struct pass *f, int layer, const voi
 
     d.from = from;
     choose_experts(m, f, layer, x);
-    label(f, "moe.experts");
+    LABEL(f, "moe.experts");
     f->ops->dispatch_spread(f->stream, &d, place, x, wide);
     f->ops->grouped_gemm_forward(f->stream, &up, offsets, wide, m->w->expert0.gate->value, gate_up);
     f->ops->swiglu_forward(f->stream, &g, gate_up, at(f, m->slots.weight), at(f, m->slots.source), act);
     f->ops->grouped_gemm_forward(f->stream, &down, offsets, act, m->w->expert0.down->value, wide);
     f->ops->dispatch_collect(f->stream, &d, place, wide, y);
-    label(f, "moe.shared");
+    LABEL(f, "moe.shared");
     mlp_forward(&m->shared, f, x, y, y);
 }
 
@@ -133,7 +133,7 @@ static void experts_backward(const struct moe *m, const struct pass *b, const vo
     void *wide = at(b, m->slots.wide), *gate_up = at(b, m->slots.gate_up), *dgate_up = gate_up; /* its last use */
     void *act = at(b, m->slots.act), *dact = act; /* act takes the place of its gradient */
 
-    label(b, "moe.experts");
+    LABEL(b, "moe.experts");
     b->ops->dispatch_spread(b->stream, &d, place, dy, wide);
     b->ops->grouped_gemm_backward_rows(b->stream, &down, offsets, wide, m->w->expert0.down->value, dact);
     b->ops->swiglu_backward(b->stream, &g, gate_up, at(b, m->slots.weight), at(b, m->slots.source), dact,
@@ -178,7 +178,7 @@ static void router_backward(const struct moe *m, const struct pass *b, const voi
                           .transpose_a = 1, .a_type = GLM52_DTYPE_F32, .b_type = m->type, .c_type = w->gradient_type};
     float *dlogits = at(b, m->slots.dlogits);
 
-    label(b, "moe.router");
+    LABEL(b, "moe.router");
     if (m->config->moe.capacity_factor > 0) /* a dropped assignment has no weight that could learn */
         b->ops->clear_where_zero(b->stream, b->rows * r.k, at(b, m->slots.weight), at(b, m->slots.dweight));
     b->ops->route_backward(b->stream, &r, at(b, m->slots.logits), at(b, m->slots.chosen), at(b, m->slots.dweight), dlogits);
@@ -193,6 +193,6 @@ void moe_backward(const struct moe *m, const struct pass *b, const void *x, cons
 {
     experts_backward(m, b, x, dy, dx);
     router_backward(m, b, x, dx);
-    label(b, "moe.shared");
+    LABEL(b, "moe.shared");
     mlp_backward(&m->shared, b, x, dy, dx, 1);
 }

@@ -84,13 +84,13 @@ static void depth_forward(const struct mtp *m, const struct pass *f, int d, cons
     struct norm n = half_norm(m, f->rows, 0);
     char *joined = at(f, q->joined);
 
-    label(f, "mtp.input");
+    LABEL(f, "input");
     f->ops->embed_forward(f->stream, &e, f->in->token, m->parameters->embedding->value, at(f, q->embedded));
     f->ops->rmsnorm_forward(f->stream, &n, at(f, q->embedded), m->w->enorm->value, joined, at(f, q->embedded_rstd));
     f->ops->rmsnorm_forward(f->stream, &n, before, m->w->hnorm->value, joined + row_bytes(m), at(f, q->hidden_rstd));
     linear_forward(f, m->w->eh_proj, joined, NULL, at(f, q->x));
     layer_forward(&q->layer, f, at(f, q->x), selected_of(m, f, d), at(f, q->y));
-    label(f, "mtp.head");
+    LABEL(f, "head");
     norm_forward(f, m->w->norm, c->rms_norm_eps, c->hidden_size, at(f, q->y), mtp_out(m, f, d), at(f, q->out_rstd));
     tap(f, "out", -1, m->type, c->hidden_size, mtp_out(m, f, d));
 }
@@ -121,14 +121,14 @@ static void depth_backward(const struct mtp *m, struct pass *b, int d, const voi
     void *dembedding = m->config->mtp.detach_heads ? NULL : gradient_sum(b, m->parameters->embedding);
 
     if (!q->layer.frozen) {
-        label(b, "mtp.head");
+        LABEL(b, "head");
         norm_backward(b, m->w->norm, c->rms_norm_eps, c->hidden_size, at(b, q->y), at(b, q->out_rstd), dx, dx, 0, workspace);
     }
     if (q->layer.frozen && !(q->layer.indexes && q->layer.indexer.learns)) return;
     layer_restore(&q->layer, b, at(b, q->x), selected_of(m, b, d), at(b, q->y));
     layer_backward(&q->layer, b, at(b, q->x), selected_of(m, b, d), dx);
     if (q->layer.frozen) return;
-    label(b, "mtp.input");
+    LABEL(b, "input");
     linear_backward(b, m->w->eh_proj, at(b, q->joined), dx, djoined, 0);
     if (dbefore)
         b->ops->rmsnorm_backward(b->stream, &added, before, m->w->hnorm->value, at(b, q->hidden_rstd),

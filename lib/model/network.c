@@ -247,11 +247,11 @@ static void forward_layers(struct network *n, const struct pass *f)
     const struct model_config *c = &n->model->config.model;
     struct embed e = {.rows = f->rows, .width = c->hidden_size, .vocabulary = c->vocab_size, .type = n->model->type};
 
-    label(f, "embedding");
+    LABEL(f, "embedding");
     f->ops->embed_forward(f->stream, &e, f->in->token, n->model->parameters.embedding->value, at(f, n->x[0]));
     for (int i = 0; i < n->layers; i++)
         layer_forward(&n->layer[i], f, at(f, n->x[i]), at(f, n->selected[i]), at(f, n->x[i + 1]));
-    label(f, "head");
+    LABEL(f, "head");
     norm_forward(f, n->model->parameters.final_norm, c->rms_norm_eps, c->hidden_size, at(f, n->x[n->layers]),
                  at(f, n->final), at(f, n->final_rstd));
     tap(f, "final_hidden", -1, n->model->type, c->hidden_size, at(f, n->final));
@@ -307,7 +307,7 @@ static void mtp_cross_entropy(struct network *n, struct pass *f, const struct in
     for (int d = 0; d < n->mtp.depths; d++) {
         f->in = &in[d];
         f->depth = d;
-        label(f, "mtp.head");
+        LABEL(f, "head");
         cross_entropy(n, f, mtp_out(&n->mtp, f, d), at(f, n->hit), backward ? mtp_dout(&n->mtp, f, d) : NULL, dw,
                       n->sum + n->sums.mtp + d);
         count_accepted(n, f, d);
@@ -328,7 +328,7 @@ static void total_variation(struct network *n, struct pass *f, const struct inpu
                                  .dx = backward ? mtp_dout(&n->mtp, f, 0) : NULL};
     void *workspace = at(f, n->head_workspace);
 
-    label(f, "head");
+    LABEL(f, "head");
     f->ops->head_tv(f->stream, &h, &trunk, &drafts, n->model->parameters.head->value, workspace);
     f->ops->sum(f->stream, f->rows, trunk.loss, trunk.weight, n->sum + n->sums.ce, workspace);
     f->ops->sum(f->stream, f->rows, drafts.loss, drafts.weight, n->sum + n->sums.mtp, workspace);
@@ -354,7 +354,7 @@ static void run_heads(struct network *n, struct pass *f, const struct input *in,
         total_variation(n, f, in + 1, backward);
         return;
     }
-    label(f, "head");
+    LABEL(f, "head");
     void *dw = backward ? gradient_sum(f, n->model->parameters.head) : NULL;
     cross_entropy(n, f, at(f, n->final), NULL, backward ? at(f, n->dx) : NULL, dw, n->sum + n->sums.ce);
     if (n->mtp.depths) mtp_cross_entropy(n, f, in + 1, backward);
@@ -369,7 +369,7 @@ static void backward_layers(struct network *n, struct pass *b)
     void *dx = at(b, n->dx);
 
     if (n->model->config.train.train_only == TRAIN_ALL) {
-        label(b, "head");
+        LABEL(b, "head");
         norm_backward(b, n->model->parameters.final_norm, c->rms_norm_eps, c->hidden_size, at(b, n->x[n->layers]),
                       at(b, n->final_rstd), dx, dx, 0, at(b, n->head_workspace));
     }
@@ -379,7 +379,7 @@ static void backward_layers(struct network *n, struct pass *b)
         layer_restore(&n->layer[i], b, at(b, n->x[i]), at(b, n->selected[i]), at(b, n->x[i + 1]));
         layer_backward(&n->layer[i], b, at(b, n->x[i]), at(b, n->selected[i]), dx);
     }
-    label(b, "embedding");
+    LABEL(b, "embedding");
     void *dembedding = gradient_sum(b, embedding);
     if (dembedding) b->ops->embed_backward(b->stream, &e, b->in->token, dx, dembedding);
 }
@@ -412,7 +412,7 @@ void network_pass(struct network *n, int backward, const struct tap *tap)
         mtp_backward(&n->mtp, &pass, in + 1, at(&pass, n->final),
                      n->model->config.mtp.detach_heads || !learns ? NULL : at(&pass, n->dx));
     backward_layers(n, &pass);
-    label(&pass, "gradients");
+    LABEL(&pass, "gradients");
     gradient_clear_rest(&pass);
 }
 

@@ -25,10 +25,8 @@ static inline void *at(const struct pass *f, struct slot slot)
     return f->base[slot.region] + slot.offset;
 }
 
-static inline void label(const struct pass *f, const char *text)
-{
-    f->stream->label = text;
-}
+/* Says which part asks, by a literal; the parts of MTP depths have names of their own. */
+#define LABEL(f, text) ((f)->stream->label = (f)->depth < 0 ? text : "mtp." text)
 
 /* Is somebody interested? Values of MTP depth d are called mtp_NAME.d, those of layer i of the trunk NAME.i. */
 int tapped(const struct pass *f, const char *name, int layer);

@@ -95,12 +95,14 @@ static void run_step(const char *const *settings, int64_t tokens, struct tally *
     glm52_context_unref(&context);
 }
 
+/* Rows whose label and operation begin like that, those of MTP depths too. */
 static struct tally_row sum_of(const struct tally *t, const char *label, const char *operation)
 {
     struct tally_row sum = {0};
 
     for (int i = 0; i < t->rows; i++) {
-        if (strncmp(t->row[i].label, label, strlen(label)) || strncmp(t->row[i].operation, operation, strlen(operation)))
+        const char *of = strncmp(t->row[i].label, "mtp.", 4) ? t->row[i].label : t->row[i].label + 4;
+        if (strncmp(of, label, strlen(label)) || strncmp(t->row[i].operation, operation, strlen(operation)))
             continue;
         sum.calls += t->row[i].calls;
         sum.flops += t->row[i].flops;

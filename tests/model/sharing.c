@@ -54,16 +54,17 @@ static void check_calls(const char *one, const char *seven, const char *name, in
 
 START_TEST(later_depths_run_no_keys_indexer_or_its_loss)
 {
-    static const char *const spared[] = {"mla.kv_a gemm", "mla.kv_a rmsnorm_forward", "mla.kv_a rope", "indexer.project gemm",
-                                         "indexer.select index_select", "indexer.loss index_kl_selected"};
+    static const char *const spared[] = {"mtp.mla.kv_a gemm", "mtp.mla.kv_a rmsnorm_forward", "mtp.mla.kv_a rope",
+                                         "mtp.indexer.project gemm", "mtp.indexer.select index_select",
+                                         "mtp.indexer.loss index_kl_selected"};
 
     for (size_t i = 0; i < sizeof spared / sizeof *spared; i++) {
         check_calls(MTP "mtp.depths=1", MTP "mtp.depths=7 mtp.share=index_kv", spared[i], 1);
         check_calls(MTP "mtp.depths=1", MTP "mtp.depths=7 mtp.share=none", spared[i], 0);
     }
-    check_calls(MTP "mtp.depths=1", MTP "mtp.depths=7 mtp.share=index", "indexer.select index_select", 1);
-    check_calls(MTP "mtp.depths=1", MTP "mtp.depths=7 mtp.share=index", "mla.kv_a gemm", 0);
-    check_calls(MTP "mtp.depths=1", MTP "mtp.depths=7 mtp.share=index_kv", "mla.attention sparse_mla_forward", 0);
+    check_calls(MTP "mtp.depths=1", MTP "mtp.depths=7 mtp.share=index", "mtp.indexer.select index_select", 1);
+    check_calls(MTP "mtp.depths=1", MTP "mtp.depths=7 mtp.share=index", "mtp.mla.kv_a gemm", 0);
+    check_calls(MTP "mtp.depths=1", MTP "mtp.depths=7 mtp.share=index_kv", "mtp.mla.attention sparse_mla_forward", 0);
 }
 END_TEST
 
