@@ -12,6 +12,7 @@ local glm52 = require "glm52"
 
 local device, steps, gemm = os.getenv "DEVICE" or "cuda", tonumber(os.getenv "STEPS" or 12), tonumber(os.getenv "GEMM")
 local directory = "out/h200_proxy"
+io.stdout:setvbuf "line"
 
 local shape = {
   ["device"] = "cuda",  -- whose workspaces a plan counts

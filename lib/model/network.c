@@ -321,6 +321,8 @@ static void total_variation(struct network *n, struct pass *f, const struct inpu
 {
     struct head_tv h = tv_shape(n, f->rows);
     float *alpha = at(f, n->alpha), *so_far = at(f, n->hit);
+
+    LABEL(f, "head");
     struct head_trunk trunk = {.x = at(f, n->final), .label = f->in->label, .weight = f->in->weight, .loss = at(f, n->loss),
                                .dx = backward ? at(f, n->dx) : NULL,
                                .dw = backward ? gradient_sum(f, n->model->parameters.head) : NULL};
@@ -328,7 +330,6 @@ static void total_variation(struct network *n, struct pass *f, const struct inpu
                                  .dx = backward ? mtp_dout(&n->mtp, f, 0) : NULL};
     void *workspace = at(f, n->head_workspace);
 
-    LABEL(f, "head");
     f->ops->head_tv(f->stream, &h, &trunk, &drafts, n->model->parameters.head->value, workspace);
     f->ops->sum(f->stream, f->rows, trunk.loss, trunk.weight, n->sum + n->sums.ce, workspace);
     f->ops->sum(f->stream, f->rows, drafts.loss, drafts.weight, n->sum + n->sums.mtp, workspace);

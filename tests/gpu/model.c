@@ -185,15 +185,22 @@ static double metric(struct run *r, const char *name)
     return glm52_step_metric(r->step, name, &value) ? 0 : value;
 }
 
+static uint64_t hash_values(glm52_context *context, const glm52_model *m)
+{
+    const struct parameters *all = &m->model.parameters;
+    uint64_t h = 1;
+
+    for (uint32_t i = 0; i < all->count; i++)
+        h = hash_device(&context->stream, all->at[i].value, all->at[i].count * dtype_size(all->at[i].type), h);
+    return h;
+}
+
 static void hash_run(struct run *r, struct trace *t)
 {
     struct stream *s = &r->context->stream;
     const struct optimizer *o = &r->optimizer->optimizer;
-    const struct parameters *all = &r->model->model.parameters;
 
-    t->values = 1;
-    for (uint32_t i = 0; i < all->count; i++)
-        t->values = hash_device(s, all->at[i].value, all->at[i].count * dtype_size(all->at[i].type), t->values);
+    t->values = hash_values(r->context, r->model);
     t->state = hash_device(s, o->m, o->state_elements * dtype_size(o->moment_type), 2);
     t->state = hash_device(s, o->v, o->second_elements * dtype_size(o->moment_type), t->state);
     if (o->master) t->state = hash_device(s, o->master, o->state_elements * sizeof *o->master, t->state);
@@ -319,6 +326,25 @@ static void check_refusal(const struct arrangement *what)
     close_run(&r);
 }
 
+/* A model's first values, which threads of the host make and send. */
+static uint64_t hash_new(const struct arrangement *what, const char *device)
+{
+    glm52_context_options options = {.struct_size = sizeof options, .device = device};
+    glm52_context *context;
+    glm52_config *config;
+    glm52_model *model;
+
+    ok(glm52_context_create(&options, &context));
+    ok(glm52_config_create(context, &config));
+    set_all(config, what->settings);
+    ok(glm52_model_create(context, config, &model));
+    uint64_t h = hash_values(context, model);
+    glm52_model_unref(&model);
+    glm52_config_unref(&config);
+    glm52_context_unref(&context);
+    return h;
+}
+
 /* Times every operation of a run, and shows where most of it goes. */
 static void check_profile(const struct arrangement *what, const struct trace *eager)
 {
@@ -348,6 +374,7 @@ static void check_arrangement(const struct arrangement *what)
     struct trace eager, graph, again, anew;
     struct run r;
 
+    check(hash_new(what, "cpu") == hash_new(what, device_name), what->name, "begins with the values it has on the cpu");
     train_once(what, "train.cuda_graph=off", &eager);
     check(isfinite(eager.loss[STEPS - 1]) && eager.loss[STEPS - 1] != eager.loss[0], what->name, "trains");
     check(eager.skipped == 1, what->name, "a loss that is not finite is skipped");
