@@ -50,6 +50,16 @@ void sparse_mla_backward(struct stream *s, const struct sparse_mla *a, const voi
     if (error != cudaSuccess) record_error(d, error, "sparse_mla_backward");
 }
 
+void sparse_mla_target(struct stream *s, const struct sparse_mla *a, const void *q, const void *kv, const int32_t *selected,
+                       const float *lse, float *target, void *workspace)
+{
+    cuda_device *d = device_of(s);
+
+    count_sparse_mla_target(s, a);
+    const cudaError_t error = sparse_target(d->stream, call_of(a), q, kv, selected, lse, target, aligned(workspace));
+    if (error != cudaSuccess) record_error(d, error, "sparse_mla_target");
+}
+
 } /* namespace */
 
 void fill_sparse_mla(struct ops *t)
@@ -58,4 +68,6 @@ void fill_sparse_mla(struct ops *t)
     t->sparse_mla_forward_bytes = sparse_mla_forward_bytes;
     t->sparse_mla_backward = sparse_mla_backward;
     t->sparse_mla_backward_bytes = sparse_mla_backward_bytes;
+    t->sparse_mla_target = sparse_mla_target;
+    t->sparse_mla_target_bytes = sparse_mla_forward_bytes;
 }

@@ -49,3 +49,11 @@ cudaError_t sparse_backward(cudaStream_t stream, const sparse_call &c, const voi
 
     return sparse_mla_cuda_backward(stream, &a, q, kv, selected, out, lse, dout, dq, dkv, target, workspace);
 }
+
+cudaError_t sparse_target(cudaStream_t stream, const sparse_call &c, const void *q, const void *kv, const int32_t *selected,
+                          const float *lse, float *target, void *workspace)
+{
+    const struct sparse_mla a = shape_of(c);
+
+    return sparse_mla_cuda_target(stream, &a, q, kv, selected, lse, target, workspace);
+}

@@ -178,6 +178,30 @@ __global__ __launch_bounds__(THREADS) void queries_kernel(const generic_argument
     }
 }
 
+/* A warp a key, heads in the order of the kernel above. */
+template <class T>
+__global__ __launch_bounds__(THREADS) void target_kernel(const generic_arguments a, float *target)
+{
+    const int64_t row = blockIdx.x;
+    const int count = a.counts[row];
+    const T *q = (const T *)a.q + row * a.heads * a.width, *kv = (const T *)a.kv;
+
+    for (int j = threadIdx.x / 32; j < a.k; j += WARPS) {
+        float sum = 0;
+
+        if (j < count) {
+            const T *key = kv + (int64_t)a.selected[row * a.k + j] * a.width;
+
+            for (int head = 0; head < a.heads; head++) {
+                const float logit = warp_dot(q + (int64_t)head * a.width, key, a.width) * a.scale;
+                sum += expf(logit - a.lse[row * a.heads + head]) / a.heads;
+            }
+        }
+        if (threadIdx.x % 32 == 0)
+            target[row * a.k + j] = sum;
+    }
+}
+
 __device__ bool selects(const int32_t *selected, int count, int64_t key)
 {
     int low = 0, high = count;
@@ -308,4 +332,18 @@ cudaError_t generic_backward(cudaStream_t stream, const struct sparse_mla *shape
     return shape->dtype == SPARSE_MLA_F32
                ? launch_backward<float>(stream, a, dq, dkv, target)
                : launch_backward<__nv_bfloat16>(stream, a, dq, dkv, target);
+}
+
+cudaError_t generic_target(cudaStream_t stream, const struct sparse_mla *shape, const void *q,
+                           const void *kv, const int32_t *selected, const int32_t *counts,
+                           const float *lse, float *target, void *)
+{
+    generic_arguments a = arguments(shape, q, kv, selected, counts);
+
+    a.lse = lse;
+    if (shape->dtype == SPARSE_MLA_F32)
+        target_kernel<float><<<(unsigned)a.rows, THREADS, 0, stream>>>(a, target);
+    else
+        target_kernel<__nv_bfloat16><<<(unsigned)a.rows, THREADS, 0, stream>>>(a, target);
+    return cudaGetLastError();
 }

@@ -91,6 +91,10 @@ cudaError_t hopper_backward(cudaStream_t stream, const struct sparse_mla *shape,
                             const void *kv, const int32_t *selected, const int32_t *counts,
                             const void *out, const float *lse, const void *dout, void *dq,
                             float *dkv, float *target, void *workspace);
+/* Workspace as for the forward. */
+cudaError_t hopper_target(cudaStream_t stream, const struct sparse_mla *shape, const void *q,
+                          const void *kv, const int32_t *selected, const int32_t *counts,
+                          const float *lse, float *target, void *workspace);
 size_t hopper_forward_bytes(const struct sparse_mla *shape);
 size_t hopper_backward_bytes(const struct sparse_mla *shape);
 
@@ -101,6 +105,9 @@ cudaError_t generic_backward(cudaStream_t stream, const struct sparse_mla *shape
                              const void *kv, const int32_t *selected, const int32_t *counts,
                              const void *out, const float *lse, const void *dout, void *dq,
                              float *dkv, float *target, void *workspace);
+cudaError_t generic_target(cudaStream_t stream, const struct sparse_mla *shape, const void *q,
+                           const void *kv, const int32_t *selected, const int32_t *counts,
+                           const float *lse, float *target, void *workspace);
 size_t generic_backward_bytes(const struct sparse_mla *shape);
 
 int multiprocessors();

@@ -96,6 +96,22 @@ cudaError_t sparse_mla_cuda_forward(cudaStream_t stream, const struct sparse_mla
                                                                     counts, out, lse, rest);
 }
 
+cudaError_t sparse_mla_cuda_target(cudaStream_t stream, const struct sparse_mla *shape,
+                                   const void *q, const void *kv, const int32_t *selected,
+                                   const float *lse, float *target, void *workspace)
+{
+    int32_t *counts = (int32_t *)workspace;
+    void *rest = (char *)workspace + counts_bytes(shape);
+
+    if (!valid(shape))
+        return cudaErrorInvalidValue;
+    if (shape->rows == 0)
+        return cudaSuccess;
+    count_selected(stream, shape->rows, shape->k, selected, counts);
+    return (hopper_shape(shape) ? hopper_target : generic_target)(
+        stream, shape, q, kv, selected, counts, lse, target, rest);
+}
+
 cudaError_t sparse_mla_cuda_backward(cudaStream_t stream, const struct sparse_mla *shape,
                                      const void *q, const void *kv, const int32_t *selected,
                                      const void *out, const float *lse, const void *dout, void *dq,

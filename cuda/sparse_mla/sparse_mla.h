@@ -47,6 +47,11 @@ cudaError_t sparse_mla_cuda_backward(cudaStream_t stream, const struct sparse_ml
                                      const void *out, const float *lse, const void *dout, void *dq,
                                      float *dkv, float *target, void *workspace);
 
+/* The target alone, as the backward makes it but for rounding; workspace as for the forward. */
+cudaError_t sparse_mla_cuda_target(cudaStream_t stream, const struct sparse_mla *shape,
+                                   const void *q, const void *kv, const int32_t *selected,
+                                   const float *lse, float *target, void *workspace);
+
 #ifdef __cplusplus
 }
 #endif

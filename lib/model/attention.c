@@ -59,8 +59,8 @@ void attention_plan(struct mla *m, struct stream *s, struct plan *p)
     struct sparse_mla shape = attention_shape(m, p->rows, 0);
     plan_renew(p, &m->slots.absorbed, m->type, p->rows, heads * kv);
     plan_save(p, &m->slots.latent_out, m->type, p->rows, heads * m->c->kv_lora_rank);
-    plan_temp_bytes(p, &m->slots.attention_workspace, most(s->ops->sparse_mla_forward_bytes(s, &shape),
-                                                           s->ops->sparse_mla_backward_bytes(s, &shape)));
+    size_t passes = most(s->ops->sparse_mla_forward_bytes(s, &shape), s->ops->sparse_mla_backward_bytes(s, &shape));
+    plan_temp_bytes(p, &m->slots.attention_workspace, most(passes, s->ops->sparse_mla_target_bytes(s, &shape)));
     plan_temp(p, &m->slots.dabsorbed, m->type, p->rows, heads * kv);
     plan_temp(p, &m->slots.dlatent_out, m->type, p->rows, heads * m->c->kv_lora_rank);
 }
@@ -183,13 +183,10 @@ static void sparse_backward(const struct mla *m, const struct pass *b, const int
 void mla_target(const struct mla *m, const struct pass *b, const int32_t *selected, float *target)
 {
     struct sparse_mla shape = attention_shape(m, b->rows, b->in->selected_pairs);
-    void *none = at(b, m->slots.dlatent_out);
 
     LABEL(b, "indexer.target");
-    b->ops->zero(b->stream, none, (size_t)(b->rows * m->c->num_attention_heads * m->c->kv_lora_rank) * dtype_size(m->type));
-    b->ops->sparse_mla_backward(b->stream, &shape, at(b, m->slots.absorbed), attention_kv(m, b), selected,
-                                at(b, m->slots.latent_out), at(b, m->slots.lse), none, at(b, m->slots.dabsorbed),
-                                at(b, m->slots.dkv), target, at(b, m->slots.attention_workspace));
+    b->ops->sparse_mla_target(b->stream, &shape, at(b, m->slots.absorbed), attention_kv(m, b), selected,
+                              at(b, m->slots.lse), target, at(b, m->slots.attention_workspace));
 }
 
 /* ---- dense ---- */

@@ -34,7 +34,7 @@ void mla_attend(const struct mla *m, const struct pass *f, const int32_t *select
 /* du overwritten. target [rows,index_topk], not NULL: see sparse_mla_backward (sparse only). */
 void mla_backward(const struct mla *m, const struct pass *b, const void *u, const int32_t *selected, const void *dy,
                   void *du, float *target);
-/* Only the target, from what forward kept; nothing else is touched (sparse only). */
+/* The target alone, from what forward kept (sparse only). */
 void mla_target(const struct mla *m, const struct pass *b, const int32_t *selected, float *target);
 
 /* Within mla: the attention itself, between projections and output (attention.c). */

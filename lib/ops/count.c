@@ -208,6 +208,15 @@ struct counted count_sparse_mla_backward(struct stream *s, const struct sparse_m
                      WORD * rows * (a->k * (with_target ? 2.0 : 1.0) + a->heads));
 }
 
+struct counted count_sparse_mla_target(struct stream *s, const struct sparse_mla *a)
+{
+    double key = a->kv_rank + a->rope;
+
+    return count(s, "sparse_mla_target", 2 * a->pairs * a->heads * key,
+                 attention_rows(a, key) + size(a->type) * (double)a->keys * key +
+                     WORD * (double)a->rows * (2.0 * a->k + a->heads));
+}
+
 /* `query` columns of the queries, `key` of the keys, per head. */
 static double dense_bytes(const struct dense_attention *a, double query, double key)
 {

@@ -39,6 +39,7 @@ struct counted count_index_scores(struct stream *s, const struct indexer *i);
 struct counted count_select_topk(struct stream *s, int64_t rows, int64_t keys, int32_t k);
 struct counted count_sparse_mla_forward(struct stream *s, const struct sparse_mla *a);
 struct counted count_sparse_mla_backward(struct stream *s, const struct sparse_mla *a, int with_target);
+struct counted count_sparse_mla_target(struct stream *s, const struct sparse_mla *a);
 struct counted count_dense_attention_forward(struct stream *s, const struct dense_attention *a);
 struct counted count_dense_attention_backward(struct stream *s, const struct dense_attention *a);
 struct counted count_index_kl_selected(struct stream *s, const struct indexer *i);

@@ -306,7 +306,8 @@ struct ops {
      *   out      [rows,heads,kv_rank]        0 where a row has no key
      *   lse      [rows,heads] fp32           natural log; +inf where a row has no key
      * backward writes dq like q and dkv [keys,kv_rank+rope] fp32 (overwritten); target [rows,k] fp32, if not NULL,
-     * gets the mean over heads of each selected key's probability (0 at -1). */
+     * gets the mean over heads of each selected key's probability (0 at -1).
+     * sparse_mla_target makes that target where no backward runs: exp(logit - lse), by one product of queries and keys. */
     void (*sparse_mla_forward)(struct stream *s, const struct sparse_mla *a, const void *q, const void *kv,
                                const int32_t *selected, void *out, float *lse, void *workspace);
     size_t (*sparse_mla_forward_bytes)(struct stream *s, const struct sparse_mla *a);
@@ -314,6 +315,9 @@ struct ops {
                                 const int32_t *selected, const void *out, const float *lse, const void *dout, void *dq,
                                 float *dkv, float *target, void *workspace);
     size_t (*sparse_mla_backward_bytes)(struct stream *s, const struct sparse_mla *a);
+    void (*sparse_mla_target)(struct stream *s, const struct sparse_mla *a, const void *q, const void *kv,
+                              const int32_t *selected, const float *lse, float *target, void *workspace);
+    size_t (*sparse_mla_target_bytes)(struct stream *s, const struct sparse_mla *a);
 
     /* q [rows,heads,qk], k [keys,heads,qk], v [keys,heads,v], out [rows,heads,v], lse [rows,heads] fp32 (+inf: no key). Row t
      * sees keys start[t] .. end[t] - 1. backward overwrites dq, dk, dv (the type of the others). */
@@ -331,7 +335,7 @@ struct ops {
      * Gradients of sum_t row_weight[t] * kl[t]: dq like q, dkey [keys,width] fp32, dweight [rows,heads] fp32, all
      * overwritten. Rows of weight 0 get a kl, but no gradient.
      * The indexer's pairs are those of the support.
-     * selected: the support is `selected`, p = target as sparse_mla_backward gave it.
+     * selected: the support is `selected`, p = target as sparse_mla_backward or _target gave it.
      * dense: the support is start .. end; p = mean over the teacher's heads of softmax(scale * teacher_q . teacher_key)
      * over the support, teacher_q [rows,heads,width], teacher_key [keys,key_heads,width]. teacher_lse [rows,heads] is what
      * dense_attention_forward left for these queries, keys and support: p = mean of exp(logit - lse), the attention's own

@@ -207,9 +207,9 @@ static void expect(const int32_t *lengths, double fwd[FLOP_ITEMS], double total[
     total[FLOP_INDEXER_SCORE] = fwd[FLOP_INDEXER_SCORE] + (kind != INDEXER_LOSS_NONE ? 3 * 2 * score * v.support : 0);
     if (kind == INDEXER_LOSS_DENSE) total[FLOP_INDEXER_SCORE] += 2 * heads * key * v.support;
     fwd[FLOP_INDEXER_HEAD_SUM] = total[FLOP_INDEXER_HEAD_SUM] = 0;
-    /* Over selected keys the attention's backward leaves the teacher behind; with a frozen trunk it runs for that. */
+    /* Over selected keys the attention's backward leaves the teacher behind; with a frozen trunk its logits are made. */
     fwd[FLOP_INDEXER_TEACHER_QK] = 0;
-    total[FLOP_INDEXER_TEACHER_QK] = kind == INDEXER_LOSS_SPARSE && !all ? 2 * heads * (3 * key + 2 * value) * v.support : 0;
+    total[FLOP_INDEXER_TEACHER_QK] = kind == INDEXER_LOSS_SPARSE && !all ? 2 * heads * key * v.support : 0;
     /* TV: the target's logits are those of the trunk's own loss. Detached heads have no gradient of their weights. */
     total[FLOP_LOGITS] -= all && config.mtp.detach_heads ? depths * head : 0;
     fwd[FLOP_TV_TARGET_LOGITS] = total[FLOP_TV_TARGET_LOGITS] = 0;

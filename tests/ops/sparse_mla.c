@@ -116,7 +116,7 @@ static double objective(void *argument)
 /* ---- checks ---- */
 
 struct results {
-    struct array *out, *lse, *dq, *dkv, *target;
+    struct array *out, *lse, *dq, *dkv, *target, *alone; /* alone: the target by the operation of its own */
 };
 
 static struct results outputs(const struct problem *p)
@@ -127,6 +127,7 @@ static struct results outputs(const struct problem *p)
                             array_output(GLM52_DTYPE_F32, a->rows * a->heads),
                             array_output(a->type, a->rows * a->heads * width(p)),
                             array_output(GLM52_DTYPE_F32, a->keys * width(p)),
+                            array_output(GLM52_DTYPE_F32, a->rows * a->k),
                             array_output(GLM52_DTYPE_F32, a->rows * a->k)};
 }
 
@@ -141,17 +142,23 @@ static void backward(const struct problem *p, const struct results *r, float *ta
                              p->dout->at, r->dq->at, r->dkv->at, target, workspace);
 }
 
+static void target(const struct problem *p, const struct results *r, void *workspace)
+{
+    ops->sparse_mla_target(device, &p->shape, p->q->at, p->kv->at, p->selected->at, r->lse->at, r->alone->at, workspace);
+}
+
 /* Runs with 1, 2 and 3 threads, which must agree to the bit. */
 static struct results run(const struct problem *p)
 {
     struct results r = outputs(p);
 
     for (int threads = 1; threads <= 3; threads++) {
-        struct array *forward_space, *backward_space;
+        struct array *forward_space, *backward_space, *target_space;
 
         device_threads(threads);
         forward_space = array_workspace(ops->sparse_mla_forward_bytes(device, &p->shape));
         backward_space = array_workspace(ops->sparse_mla_backward_bytes(device, &p->shape));
+        target_space = array_workspace(ops->sparse_mla_target_bytes(device, &p->shape));
         forward(p, &r, forward_space->at);
         check_same(r.out);
         check_same(r.lse);
@@ -159,8 +166,11 @@ static struct results run(const struct problem *p)
         check_same(r.dq);
         check_same(r.dkv);
         check_same(r.target);
+        target(p, &r, target_space->at);
+        check_same(r.alone);
         array_fetch(forward_space);
         array_fetch(backward_space);
+        array_fetch(target_space);
     }
     return r;
 }
@@ -172,6 +182,25 @@ static double gradient_tolerance(const struct problem *p)
     return 4 * tolerance(p->shape.type, p->shape.k + width(p));
 }
 
+/* Either target; the one of its own also with an lse that is off, which it takes as it is. */
+static void check_targets(const struct problem *p, const struct results *r, const double *want)
+{
+    double within = tolerance(GLM52_DTYPE_F32, p->shape.k + width(p)), *shifted = doubles(r->alone->count);
+
+    check_close(r->target, want, within);
+    check_close(r->alone, want, within);
+    check_close(r->alone, r->target->value, within);
+    array_fetch(r->lse);
+    for (int64_t i = 0; i < r->lse->count; i++)
+        r->lse->value[i] -= 0.5;
+    array_push(r->lse);
+    for (int64_t i = 0; i < r->alone->count; i++)
+        shifted[i] = want[i] * exp(0.5);
+    array_poison(r->alone);
+    target(p, r, array_workspace(ops->sparse_mla_target_bytes(device, &p->shape))->at);
+    check_close(r->alone, shifted, within);
+}
+
 static void check(struct problem p)
 {
     struct results r = run(&p);
@@ -180,7 +209,7 @@ static void check(struct problem p)
 
     check_close(r.out, want.out, tolerance(p.shape.type, p.shape.k + width(&p)));
     check_close(r.lse, want.lse, tolerance(GLM52_DTYPE_F32, width(&p)));
-    check_close(r.target, want.target, tolerance(GLM52_DTYPE_F32, p.shape.k + width(&p)));
+    check_targets(&p, &r, want.target);
     differences(objective, &p, p.q->value, p.q->count, dq);
     differences(objective, &p, p.kv->value, p.kv->count, dkv);
     check_close(r.dq, dq, gradient_tolerance(&p));
@@ -223,6 +252,32 @@ CASE(sparse_mla, "no rows: dkv is zero all the same")
 {
     check(problem((struct sparse_mla){.rows = 0, .keys = 7, .heads = 3, .kv_rank = 5, .rope = 2, .k = 4,
                                       .type = GLM52_DTYPE_F32}, 0));
+}
+
+/* Too large for finite differences: gradients are checked for their bits alone. The scale keeps probabilities apart. */
+static void check_widths(int64_t rows, int64_t keys, int32_t heads, int32_t k)
+{
+    struct problem p = problem((struct sparse_mla){.rows = rows, .keys = keys, .heads = heads, .kv_rank = 512, .rope = 64,
+                                                   .k = k, .type = GLM52_DTYPE_BF16}, 0);
+    struct results r;
+    struct wanted want;
+
+    p.shape.scale = 0.0625f;
+    r = run(&p);
+    want = plain_forward(&p);
+    check_close(r.out, want.out, tolerance(p.shape.type, p.shape.k + width(&p)));
+    check_close(r.lse, want.lse, tolerance(GLM52_DTYPE_F32, width(&p)));
+    check_targets(&p, &r, want.target);
+}
+
+CASE(sparse_mla, "bf16, the widths of GLM-5.2")
+{
+    check_widths(13, 190, 64, 150);
+}
+
+CASE(sparse_mla, "bf16, the widths of GLM-5.2, few heads and more rows than multiprocessors")
+{
+    check_widths(301, 140, 3, 133);
 }
 
 /* More rows than a chunk and more keys than a tile: that the sum of the values' gradients is the sum of dout, since the
@@ -320,6 +375,23 @@ BENCH(sparse_mla_backward, "4096 x 8 heads, 144/128, top-k 256")
     bench_backward(preset);
 }
 
+static void bench_target(struct sparse_mla shape)
+{
+    struct problem p = bench_problem(shape);
+    struct results r = outputs(&p);
+    struct array *workspace = array_workspace(ops->sparse_mla_target_bytes(device, &shape));
+
+    forward(&p, &r, array_workspace(ops->sparse_mla_forward_bytes(device, &shape))->at);
+    BENCH_LOOP
+        target(&p, &r, workspace->at);
+    bench_rate(2 * p.shape.pairs * shape.heads * (shape.kv_rank + shape.rope), 0);
+}
+
+BENCH(sparse_mla_target, "4096 x 8 heads, 144/128, top-k 256")
+{
+    bench_target(preset);
+}
+
 BENCH(sparse_mla_forward, "2048 x 4 heads, 80/64, top-k 128")
 {
     bench_forward(tiny);
@@ -353,24 +425,29 @@ static struct array *spaced_keys(int64_t rows, int64_t keys, int32_t k)
     return selected;
 }
 
-/* what: 0 forward, 1 backward, 2 backward with the indexer's target. */
+/* what: 0 forward, 1 backward, 2 backward with the indexer's target, 3 the target alone. */
 static void bench_full(int what, int64_t keys, int32_t fast)
 {
     const glm52_dtype type = GLM52_DTYPE_BF16;
+    const int gradients = what == 1 || what == 2;
     struct sparse_mla shape = {.rows = keys, .keys = keys, .heads = 64, .kv_rank = 512, .rope = 64, .k = 2048,
                                .scale = 0.0625f, .fast = fast, .type = type, .pairs = 2048 * (double)keys};
-    struct array *q = array_random(type, keys * 64 * 576), *dq = array_random(type, what ? keys * 64 * 576 : 0);
+    struct array *q = array_random(type, keys * 64 * 576), *dq = array_random(type, gradients ? keys * 64 * 576 : 0);
     struct array *kv = array_random(type, keys * 576), *dkv = array_random(GLM52_DTYPE_F32, keys * 576);
-    struct array *out = array_random(type, keys * 64 * 512), *dout = array_random(type, what ? keys * 64 * 512 : 0);
+    struct array *out = array_random(type, keys * 64 * 512), *dout = array_random(type, gradients ? keys * 64 * 512 : 0);
     struct array *lse = array_random(GLM52_DTYPE_F32, keys * 64), *selected = spaced_keys(keys, keys, shape.k);
-    struct array *target = array_random(GLM52_DTYPE_F32, what == 2 ? keys * shape.k : 0);
+    struct array *target = array_random(GLM52_DTYPE_F32, what >= 2 ? keys * shape.k : 0);
     size_t forward_bytes = ops->sparse_mla_forward_bytes(device, &shape);
     size_t backward_bytes = ops->sparse_mla_backward_bytes(device, &shape);
-    struct array *workspace = array_workspace(forward_bytes > backward_bytes ? forward_bytes : backward_bytes);
+    size_t most = forward_bytes > backward_bytes ? forward_bytes : backward_bytes;
+    size_t target_bytes = ops->sparse_mla_target_bytes(device, &shape);
+    struct array *workspace = array_workspace(most > target_bytes ? most : target_bytes);
 
     ops->sparse_mla_forward(device, &shape, q->at, kv->at, selected->at, out->at, lse->at, workspace->at);
     BENCH_LOOP {
-        if (what)
+        if (what == 3)
+            ops->sparse_mla_target(device, &shape, q->at, kv->at, selected->at, lse->at, target->at, workspace->at);
+        else if (what)
             ops->sparse_mla_backward(device, &shape, q->at, kv->at, selected->at, out->at, lse->at, dout->at, dq->at,
                                      dkv->at, what == 2 ? target->at : NULL, workspace->at);
         else
@@ -402,4 +479,14 @@ BENCH_FULL(sparse_mla_backward, "4096 rows and keys, deterministic", "")
 BENCH_FULL(sparse_mla_backward, "4096, deterministic, with target", "")
 {
     bench_full(2, 4096, 0);
+}
+
+BENCH_FULL(sparse_mla_target, "4096 rows and keys, top-k 2048", "")
+{
+    bench_full(3, 4096, 0);
+}
+
+BENCH_FULL(sparse_mla_target, "8192 rows and keys, top-k 2048", "")
+{
+    bench_full(3, 8192, 0);
 }

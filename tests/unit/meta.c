@@ -129,6 +129,8 @@ static void attention_work(struct stream *s, char *zeros, void *workspace)
     struct indexer indexer = {.rows = ROWS, .keys = 4, .heads = 2, .width = WIDTH, .k = 1, .type = GLM52_DTYPE_F32,
                               .pairs = 3};
     struct teacher teacher = {2, 1, 6, 1};
+    struct sparse_mla sparse = {.rows = ROWS, .keys = 4, .heads = 2, .kv_rank = 3, .rope = 2, .k = 1, .scale = 1,
+                                .type = GLM52_DTYPE_BF16, .pairs = 2};
     const int32_t *none = (const int32_t *)zeros;
     void *a[PIECES];
 
@@ -139,6 +141,7 @@ static void attention_work(struct stream *s, char *zeros, void *workspace)
     s->ops->index_kl_dense(s, &indexer, &teacher, a[1], a[2], a[3], a[1], a[2], a[3], none, none, a[3], a[4], a[5],
                            a[6], a[7], workspace);
     s->ops->index_kl_selected(s, &indexer, a[1], a[2], a[3], none, a[3], a[3], a[4], a[5], a[6], a[7], workspace);
+    s->ops->sparse_mla_target(s, &sparse, a[1], a[2], none, a[3], a[4], workspace);
 }
 
 /* q, key, weight with their gradients, row_weight and kl; the teacher's queries, keys and lse; start and end. */
@@ -155,12 +158,14 @@ START_TEST(attention_and_indexer_loss_count_alike)
 
     attention_work(&meta, zeros, workspace);
     attention_work(&cpu, zeros, workspace);
-    tallies_agree(4);
+    tallies_agree(5);
     ck_assert_double_eq(cpu_tally.row[0].flops, 2 * 9.0 * 2 * (WIDTH + 6));
     ck_assert_double_eq(cpu_tally.row[1].flops, 2 * 9.0 * 2 * (3 * WIDTH + 2 * 6));
     ck_assert_double_eq(cpu_tally.row[2].flops, 2 * 3.0 * (3 * 2 * WIDTH + 2 * 6));
     ck_assert_double_eq(cpu_tally.row[3].flops, 2 * 3.0 * 3 * 2 * WIDTH);
     ck_assert_double_eq(cpu_tally.row[2].bytes, dense_loss_bytes());
+    ck_assert_double_eq(cpu_tally.row[4].flops, 2 * 2.0 * 2 * (3 + 2));
+    ck_assert_double_eq(cpu_tally.row[4].bytes, 2.0 * (ROWS * 2 + 4) * (3 + 2) + 4.0 * ROWS * (2 * 1 + 2));
     free(workspace);
     free(zeros);
 }

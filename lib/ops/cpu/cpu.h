@@ -84,6 +84,9 @@ void cpu_sparse_mla_backward(struct stream *s, const struct sparse_mla *a, const
                              const int32_t *selected, const void *out, const float *lse, const void *dout, void *dq,
                              float *dkv, float *target, void *workspace);
 size_t cpu_sparse_mla_backward_bytes(struct stream *s, const struct sparse_mla *a);
+void cpu_sparse_mla_target(struct stream *s, const struct sparse_mla *a, const void *q, const void *kv,
+                           const int32_t *selected, const float *lse, float *target, void *workspace);
+size_t cpu_sparse_mla_target_bytes(struct stream *s, const struct sparse_mla *a);
 size_t cpu_dense_attention_forward_bytes(struct stream *s, const struct dense_attention *a);
 void cpu_dense_attention_forward(struct stream *s, const struct dense_attention *a, const void *q, const void *k,
                                  const void *v, const int32_t *start, const int32_t *end, void *out, float *lse,

@@ -4,6 +4,7 @@
 #ifndef GLM52_OPS_CPU_SPARSE_MLA_H
 #define GLM52_OPS_CPU_SPARSE_MLA_H
 
+#include "ops/cpu/expf.h"
 #include "ops/cpu/vector.h"
 #include "ops/ops.h"
 
@@ -98,6 +99,30 @@ static inline void keys_times_query(const struct padded *p, const float *const *
         if (l < p->lanes)
             keys_times_query_block(key + i, query + l, p->lanes, columns, dot + i * p->lanes + l, KEYS, 1);
     }
+}
+
+/* dot[n, lanes] becomes exp(dot - lse). Lanes without a head have lse = +inf. */
+static inline void logits_to_probabilities(const struct padded *p, int64_t n, const float *lse, float *dot)
+{
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t l = 0; l < p->lanes; l += LANES)
+            V8(dot + i * p->lanes + l) -= V8_CONST(lse + l);
+    exp_array(dot, n * p->lanes);
+}
+
+/* target[k]: the mean over heads of the n keys' probabilities [n, lanes], then 0. */
+static inline void mean_over_heads(const struct sparse_mla *a, const struct padded *p, int64_t n,
+                                   const float *probability, float *target)
+{
+    for (int64_t i = 0; i < n; i++) {
+        float sum = 0;
+
+        for (int64_t h = 0; h < a->heads; h++)
+            sum += probability[i * p->lanes + h];
+        target[i] = sum / (float)a->heads;
+    }
+    for (int64_t i = n; i < a->k; i++)
+        target[i] = 0;
 }
 
 /* ---- sum[lanes, columns] = coefficient[n, lanes]^T key[n, columns] ---- */

@@ -9,7 +9,6 @@
 
 #include "ops/count.h"
 #include "ops/cpu/cpu.h"
-#include "ops/cpu/expf.h"
 #include "ops/cpu/sparse_mla.h"
 
 enum {
@@ -83,13 +82,10 @@ size_t cpu_sparse_mla_backward_bytes(struct stream *s, const struct sparse_mla *
 
 /* ---- rows ---- */
 
-/* P = exp(dot - lse) into the second half of each key's coefficients. Lanes without a head have lse = +inf. */
+/* P = exp(dot - lse) into the second half of each key's coefficients. */
 static void probabilities(const struct padded *p, int64_t n, const float *lse, float *dot, float *coefficient)
 {
-    for (int64_t i = 0; i < n; i++)
-        for (int64_t l = 0; l < p->lanes; l += LANES)
-            V8(dot + i * p->lanes + l) -= V8_CONST(lse + l);
-    exp_array(dot, n * p->lanes);
+    logits_to_probabilities(p, n, lse, dot);
     for (int64_t i = 0; i < n; i++)
         for (int64_t l = 0; l < p->lanes; l += LANES)
             V8(coefficient + (2 * i + 1) * p->lanes + l) = V8(dot + i * p->lanes + l);
@@ -105,20 +101,6 @@ static void logit_gradients(const struct padded *p, int64_t n, float scale, cons
         for (int64_t l = 0; l < p->lanes; l += LANES)
             V8(to + l) = V8(to + p->lanes + l) * (V8_CONST(dot + i * p->lanes + l) - V8_CONST(delta + l)) * scale;
     }
-}
-
-static void mean_over_heads(const struct sparse_mla *a, const struct padded *p, int64_t n, const float *coefficient,
-                            float *target)
-{
-    for (int64_t i = 0; i < n; i++) {
-        float sum = 0;
-
-        for (int64_t h = 0; h < a->heads; h++)
-            sum += coefficient[(2 * i + 1) * p->lanes + h];
-        target[i] = sum / (float)a->heads;
-    }
-    for (int64_t i = n; i < a->k; i++)
-        target[i] = 0;
 }
 
 /* Copies [heads, count] into rows of p->columns, 0 beyond. */
@@ -150,7 +132,7 @@ static void redo_forward(const struct sparse_mla *a, const struct padded *p, con
         scratch->lse[l] = l < a->heads ? x->lse[t * a->heads + l] : INFINITY;
     probabilities(p, n, scratch->lse, scratch->dot, coefficient);
     if (x->target)
-        mean_over_heads(a, p, n, coefficient, x->target + t * a->k);
+        mean_over_heads(a, p, n, scratch->dot, x->target + t * a->k);
 }
 
 /* Row t, number r of its chunk: P, dS and the gradients they will be multiplied with are kept, dq is done. */

@@ -197,6 +197,12 @@ static void meta_sparse_mla_backward(struct stream *s, const struct sparse_mla *
     count_sparse_mla_backward(s, a, target != NULL);
 }
 
+static void meta_sparse_mla_target(struct stream *s, const struct sparse_mla *a, const void *q, const void *kv,
+                                   const int32_t *selected, const float *lse, float *target, void *workspace)
+{
+    count_sparse_mla_target(s, a);
+}
+
 static void meta_dense_attention_forward(struct stream *s, const struct dense_attention *a, const void *q,
                                          const void *k, const void *v, const int32_t *start, const int32_t *end,
                                          void *out, float *lse, void *workspace)
@@ -372,6 +378,7 @@ WORKSPACE(norm_backward_bytes, norm)
 WORKSPACE(index_select_bytes, indexer)
 WORKSPACE(sparse_mla_forward_bytes, sparse_mla)
 WORKSPACE(sparse_mla_backward_bytes, sparse_mla)
+WORKSPACE(sparse_mla_target_bytes, sparse_mla)
 WORKSPACE(dense_attention_forward_bytes, dense_attention)
 WORKSPACE(dense_attention_backward_bytes, dense_attention)
 WORKSPACE(index_kl_selected_bytes, indexer)
@@ -431,6 +438,8 @@ static const struct ops meta_ops = {
     .sparse_mla_forward_bytes = meta_sparse_mla_forward_bytes,
     .sparse_mla_backward = meta_sparse_mla_backward,
     .sparse_mla_backward_bytes = meta_sparse_mla_backward_bytes,
+    .sparse_mla_target = meta_sparse_mla_target,
+    .sparse_mla_target_bytes = meta_sparse_mla_target_bytes,
     .dense_attention_forward_bytes = meta_dense_attention_forward_bytes,
     .dense_attention_forward = meta_dense_attention_forward,
     .dense_attention_backward_bytes = meta_dense_attention_backward_bytes,
