@@ -4,7 +4,8 @@
 
 namespace {
 
-constexpr int THREADS = 256;
+constexpr int THREADS = 128;
+constexpr int BLOCKS = 8; /* of a multiprocessor at once, which leaves a thread 64 registers */
 
 template <class T>
 __device__ __forceinline__ float sigmoid_of(float x)
@@ -42,9 +43,9 @@ struct block_rows {
     }
 };
 
-template <class T, int V, int ROWS, int BLOCKS>
-__global__ __launch_bounds__(THREADS, BLOCKS) void forward_kernel(const struct swiglu g, const T *gate_up, const float *weight,
-                                                          const int32_t *source, T *act)
+template <class T, int V, int ROWS>
+__global__ __launch_bounds__(THREADS, BLOCKS) void forward_kernel(const struct swiglu g, const T *gate_up,
+                                                                  const float *weight, const int32_t *source, T *act)
 {
     block_rows<ROWS> rows(g, weight, source);
 
@@ -76,10 +77,10 @@ __global__ __launch_bounds__(THREADS, BLOCKS) void forward_kernel(const struct s
     }
 }
 
-template <class T, int V, int ROWS, int BLOCKS>
-__global__ __launch_bounds__(THREADS, BLOCKS) void backward_kernel(const struct swiglu g, const T *gate_up, const float *weight,
-                                                           const int32_t *source, const T *dact, T *dgate_up, float *dweight,
-                                                           T *act)
+template <class T, int V, int ROWS>
+__global__ __launch_bounds__(THREADS, BLOCKS) void backward_kernel(const struct swiglu g, const T *gate_up,
+                                                                   const float *weight, const int32_t *source, const T *dact,
+                                                                   T *dgate_up, float *dweight, T *act)
 {
     __shared__ float part[ROWS][THREADS / 32];
     block_rows<ROWS> rows(g, weight, source);
@@ -134,7 +135,7 @@ __global__ __launch_bounds__(THREADS, BLOCKS) void backward_kernel(const struct 
 void swiglu_forward(struct stream *s, const struct swiglu *g, const void *gate_up, const float *weight,
                     const int32_t *source, void *act)
 {
-    constexpr int ROWS = 2, BLOCKS = 4;
+    constexpr int ROWS = 2;
     cuda_device *d = device_of(s);
     const bool wide = g->width % WIDE == 0 && aligned16(gate_up) && aligned16(act);
 
@@ -143,7 +144,7 @@ void swiglu_forward(struct stream *s, const struct swiglu *g, const void *gate_u
     with_type_and_width(g->type, wide, [&](auto element, auto width) {
         using T = decltype(element);
         constexpr int V = decltype(width)::value;
-        forward_kernel<T, V, ROWS, BLOCKS><<<(unsigned)divided(g->rows, ROWS), THREADS, 0, d->stream>>>(
+        forward_kernel<T, V, ROWS><<<(unsigned)divided(g->rows, ROWS), THREADS, 0, d->stream>>>(
             *g, (const T *)gate_up, weight, source, (T *)act);
     });
     launched(d, "swiglu_forward");
@@ -152,7 +153,7 @@ void swiglu_forward(struct stream *s, const struct swiglu *g, const void *gate_u
 void swiglu_backward(struct stream *s, const struct swiglu *g, const void *gate_up, const float *weight,
                      const int32_t *source, const void *dact, void *dgate_up, float *dweight, void *act)
 {
-    constexpr int ROWS = 1, BLOCKS = 4;
+    constexpr int ROWS = 1;
     cuda_device *d = device_of(s);
     const bool wide = g->width % WIDE == 0 && aligned16(gate_up) && aligned16(dact) && aligned16(dgate_up) &&
                       aligned16(act);
@@ -162,7 +163,7 @@ void swiglu_backward(struct stream *s, const struct swiglu *g, const void *gate_
     with_type_and_width(g->type, wide, [&](auto element, auto width) {
         using T = decltype(element);
         constexpr int V = decltype(width)::value;
-        backward_kernel<T, V, ROWS, BLOCKS><<<(unsigned)divided(g->rows, ROWS), THREADS, 0, d->stream>>>(
+        backward_kernel<T, V, ROWS><<<(unsigned)divided(g->rows, ROWS), THREADS, 0, d->stream>>>(
             *g, (const T *)gate_up, weight, source, (const T *)dact, (T *)dgate_up, dweight, (T *)act);
     });
     launched(d, "swiglu_backward");

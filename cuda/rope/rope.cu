@@ -7,7 +7,7 @@
 namespace {
 
 constexpr int THREADS = 256;
-constexpr int ROPE_HEADS = 4, SUM_HEADS = 16; /* of a thread, at least */
+constexpr int ROPE_HEADS = 2, SPREAD_HEADS = 16, SUM_HEADS = 4; /* of a thread, where a block has room for so few */
 constexpr unsigned MOST_ROWS = 64; /* of a block: what its third dimension may be */
 
 __global__ void table_kernel(int64_t rows, int32_t half, const int32_t *position, const float *inverse_frequency,
@@ -111,21 +111,20 @@ __global__ __launch_bounds__(THREADS) void spread_pieces_kernel(const struct spr
 /* Each y of a block sums its heads in order; then the y are added in order, on chip. */
 __global__ __launch_bounds__(THREADS) void sum_pieces_kernel(const struct spread r, const bf16 *y, float *x)
 {
-    constexpr int AT_ONCE = 8;
     __shared__ float part[THREADS][WIDE + 1];
     const int64_t row = blockIdx.x * (int64_t)blockDim.z + threadIdx.z, column = threadIdx.x * WIDE;
     const int step = blockDim.y, me = threadIdx.x + blockDim.x * (threadIdx.y + step * threadIdx.z);
     float sum[WIDE] = {};
 
-    for (int first = threadIdx.y; row < r.rows && first < r.heads; first += AT_ONCE * step) {
-        piece at_once[AT_ONCE] = {};
+    for (int first = threadIdx.y; row < r.rows && first < r.heads; first += SUM_HEADS * step) {
+        piece at_once[SUM_HEADS] = {};
 
 #pragma unroll
-        for (int q = 0; q < AT_ONCE; q++)
+        for (int q = 0; q < SUM_HEADS; q++)
             if (first + q * step < r.heads)
                 at_once[q] = *(const piece *)(y + row * r.y_row + (first + q * step) * r.y_head + column);
 #pragma unroll
-        for (int q = 0; q < AT_ONCE; q++)
+        for (int q = 0; q < SUM_HEADS; q++)
 #pragma unroll
             for (int i = 0; i < WIDE; i++) sum[i] += get(at_once[q].at[i]);
     }
@@ -199,7 +198,8 @@ void spread_heads(struct stream *s, const struct spread *r, const void *x, void 
 
     count_spread_heads(s, r);
     if (count == 0) return;
-    if (in_pieces(r->type, {r->x_row, r->y_row, r->y_head}, {x, y}) && tiling(r->rows, r->width, r->heads, 1, &grid, &block))
+    if (in_pieces(r->type, {r->x_row, r->y_row, r->y_head}, {x, y}) &&
+        tiling(r->rows, r->width, r->heads, SPREAD_HEADS, &grid, &block))
         spread_pieces_kernel<<<grid, block, 0, d->stream>>>(*r, (const bf16 *)x, (bf16 *)y);
     else
         with_type(r->type, [&](auto element) {
@@ -229,7 +229,8 @@ void sum_heads(struct stream *s, const struct spread *r, const void *y, float *x
 
     count_sum_heads(s, r);
     if (r->rows * r->width == 0) return;
-    if (in_pieces(r->type, {r->x_row, r->y_row, r->y_head}, {x, y}) && tiling(r->rows, r->width, r->heads, SUM_HEADS, &grid, &block))
+    if (in_pieces(r->type, {r->x_row, r->y_row, r->y_head}, {x, y}) &&
+        tiling(r->rows, r->width, r->heads, SUM_HEADS, &grid, &block))
         sum_pieces_kernel<<<grid, block, 0, d->stream>>>(*r, (const bf16 *)y, x);
     else
         with_type(r->type, [&](auto element) {

@@ -117,7 +117,7 @@ static const double IDLE_SECONDS = 0.025, AWAKE = 3e-3;    /* what is shorter wo
 static int sustained, idle;
 
 static struct full {
-    void *flush;
+    void *flush, *copied[2];            /* a copy takes the first of the two to the second */
     int64_t round;                      /* those after others' data, those after idle time, those back to back */
     int64_t idle, back_to_back;         /* how many */
     double began;
@@ -225,6 +225,28 @@ static int full_again(void)
     return 1;
 }
 
+/* Seconds of a copy that reads and writes so many bytes in all. */
+static double copy_seconds(double bytes)
+{
+    const struct full kept = full;
+    const int kept_sustained = sustained, kept_idle = idle;
+    double seconds;
+
+    sustained = idle = 0;
+    for (full_begin(); full_again();) ops->copy(device, full.copied[1], full.copied[0], (size_t)bytes / 2);
+    seconds = full.spaced;
+    full = kept;
+    sustained = kept_sustained;
+    idle = kept_idle;
+    return seconds;
+}
+
+static void demand_memory(size_t bytes, void **out)
+{
+    if (ops->allocate(device, bytes, MEMORY_WORKSPACE, out) != GLM52_OK)
+        ck_abort_msg("%s", glm52_error_message(glm52_error_last()));
+}
+
 static void full_references(void)
 {
     const int64_t n = FULL_SIZE;
@@ -233,13 +255,13 @@ static void full_references(void)
                      .a_type = GLM52_DTYPE_BF16, .b_type = GLM52_DTYPE_BF16, .c_type = GLM52_DTYPE_BF16};
     struct array *a, *b;
 
-    if (ops->allocate(device, FLUSH_BYTES, MEMORY_WORKSPACE, &full.flush) != GLM52_OK)
-        ck_abort_msg("%s", glm52_error_message(glm52_error_last()));
+    demand_memory(FLUSH_BYTES, &full.flush);
+    for (int i = 0; i < 2; i++) demand_memory(COPY_BYTES, &full.copied[i]);
     a = array_random(GLM52_DTYPE_BF16, (int64_t)COPY_BYTES / 2);
     b = array_random(GLM52_DTYPE_BF16, (int64_t)COPY_BYTES / 2);
+    ops->copy(device, full.copied[0], a->at, COPY_BYTES);
     full.gemm = 0;
-    for (full_begin(); full_again();) ops->copy(device, b->at, a->at, COPY_BYTES);
-    full.copy = 2 * (double)COPY_BYTES / full.spaced;
+    full.copy = 2 * (double)COPY_BYTES / copy_seconds(2 * (double)COPY_BYTES);
     for (full_begin(); full_again();) ops->gemm(device, &g, a->at, (uint16_t *)a->at + n * n, b->at);
     full.gemm = flops / full.spaced;
     full.gemm_awoken = idle ? flops / full.awoken : 0;
@@ -254,7 +276,9 @@ static void full_references(void)
 
 void bench_end(void)
 {
-    if (full.flush) ops->release(device, full.flush, FLUSH_BYTES, MEMORY_WORKSPACE);
+    if (!full.flush) return;
+    ops->release(device, full.flush, FLUSH_BYTES, MEMORY_WORKSPACE);
+    for (int i = 0; i < 2; i++) ops->release(device, full.copied[i], COPY_BYTES, MEMORY_WORKSPACE);
     full.flush = NULL;
 }
 
@@ -279,6 +303,12 @@ static void full_rate(double flops, double bytes)
            100 * work / full.spaced / ceiling, in_flops ? "gemm" : "copy", 1e6 * full.launch);
     if (idle) further_rate(full.awoken, work, in_flops, in_flops ? full.gemm_awoken : full.copy);
     if (sustained) further_rate(full.lasting, work, in_flops, in_flops ? full.gemm_lasting : full.copy);
+    if (!in_flops && bytes >= 2 && bytes <= 2 * (double)COPY_BYTES) {
+        const double copy = copy_seconds(bytes);
+
+        printf("  a copy of as much: %.4f ms, %.3f TB/s, %.2f of it", 1e3 * copy, 1e-12 * bytes / copy,
+               copy / full.spaced);
+    }
     printf("  %s\n", entry->peer);
     fflush(stdout);
 }

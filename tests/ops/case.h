@@ -145,7 +145,7 @@ void bench_begin(void);
 int bench_again(void);
 /* Prints one line: the rate in FLOPs and the share of the device's own matrix product (OpenBLAS's sgemm 2048^3 on the cpu,
  * bf16 8192^3 for a full bench), or, if flops is 0, in bytes and the share of its copy; of a full bench also the bytes, the
- * time that the host takes to launch it, and the peer. */
+ * time that the host takes to launch it, what a copy that reads and writes as many bytes takes, and the peer. */
 void bench_rate(double flops, double bytes);
 /* The same with the FLOPs and bytes that ops/count.h states for what ran. */
 void bench_counted(void);

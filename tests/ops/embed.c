@@ -92,15 +92,15 @@ BENCH(embed, "backward, 4096 x 512 of 8192")
 }
 
 /* Tokens drawn as text has them: the n-th most frequent one with weight 1 / n. */
-static void bench_full(int with_backward, glm52_dtype gradient)
+static void bench_full(int with_backward, int64_t rows, glm52_dtype gradient)
 {
-    enum { ROWS = 8192, WIDTH = 6144, VOCABULARY = 154880 };
-    struct embed e = {ROWS, WIDTH, VOCABULARY, BF16, gradient};
-    struct array *token = array_zero(GLM52_DTYPE_I32, ROWS), *y = array_random(BF16, ROWS * WIDTH);
+    enum { WIDTH = 6144, VOCABULARY = 154880 };
+    struct embed e = {rows, WIDTH, VOCABULARY, BF16, gradient};
+    struct array *token = array_zero(GLM52_DTYPE_I32, rows), *y = array_random(BF16, rows * WIDTH);
     struct array *table = array_random(with_backward ? gradient : BF16, (int64_t)VOCABULARY * WIDTH);
     double *seen = doubles(VOCABULARY), different = 0;
 
-    for (int64_t i = 0; i < ROWS; i++) {
+    for (int64_t i = 0; i < rows; i++) {
         int64_t rank = (int64_t)pow((double)VOCABULARY, draw_uniform()), at = rank * 65537 % VOCABULARY;
 
         token->value[i] = (double)at;
@@ -114,20 +114,35 @@ static void bench_full(int with_backward, glm52_dtype gradient)
         else
             ops->embed_forward(device, &e, token->at, table->at, y->at);
     }
-    bench_rate(0, WIDTH * (2.0 * ROWS + different * (with_backward ? 2 * (double)dtype_size(gradient) : 2)));
+    bench_rate(0, WIDTH * (2.0 * (double)rows + different * (with_backward ? 2 * (double)dtype_size(gradient) : 2)));
 }
 
 BENCH_FULL(embed_forward, "8192 x 6144 of 154880", "")
 {
-    bench_full(0, F32);
+    bench_full(0, 8192, F32);
+}
+
+BENCH_FULL(embed_forward, "16384 x 6144 of 154880", "")
+{
+    bench_full(0, 16384, F32);
 }
 
 BENCH_FULL(embed_backward, "8192 x 6144 of 154880, fp32", "")
 {
-    bench_full(1, F32);
+    bench_full(1, 8192, F32);
+}
+
+BENCH_FULL(embed_backward, "16384 x 6144 of 154880, fp32", "")
+{
+    bench_full(1, 16384, F32);
 }
 
 BENCH_FULL(embed_backward, "8192 x 6144 of 154880, bf16", "")
 {
-    bench_full(1, BF16);
+    bench_full(1, 8192, BF16);
+}
+
+BENCH_FULL(embed_backward, "16384 x 6144 of 154880, bf16", "")
+{
+    bench_full(1, 16384, BF16);
 }

@@ -430,6 +430,26 @@ BENCH_FULL(rmsnorm_backward, "8192 x 512 of 576", "")
     bench_full(0, 1, 8192, 512, 576, 0);
 }
 
+BENCH_FULL(rmsnorm_backward, "16384 x 6144", "")
+{
+    bench_full(0, 1, 16384, 6144, 6144, 0);
+}
+
+BENCH_FULL(rmsnorm_backward, "4096 x 6144", "")
+{
+    bench_full(0, 1, 4096, 6144, 6144, 0);
+}
+
+BENCH_FULL(rmsnorm_backward, "16384 x 2048", "")
+{
+    bench_full(0, 1, 16384, 2048, 2048, 0);
+}
+
+BENCH_FULL(rmsnorm_backward, "16384 x 512 of 576", "")
+{
+    bench_full(0, 1, 16384, 512, 576, 0);
+}
+
 BENCH_FULL(layernorm_forward, "16384 x 6144", "")
 {
     bench_full(1, 0, 16384, 6144, 6144, 0);

@@ -212,6 +212,16 @@ BENCH_FULL(rope, "16384 x 64 x 64, 576 to 256 columns", "")
     bench_full(16384, 64, 576, 256);
 }
 
+BENCH_FULL(rope, "16384 x 64 x 64, 256 to 576 columns", "")
+{
+    bench_full(16384, 64, 256, 576);
+}
+
+BENCH_FULL(rope, "16384 x 32 x 64 of 128, in place", "")
+{
+    bench_full(16384, 32, 128, 128);
+}
+
 BENCH_FULL(rope, "8192 x 64 x 64 of 256, in place", "")
 {
     bench_full(8192, 64, 256, 256);
@@ -239,12 +249,12 @@ BENCH_FULL(rope_table, "8192 x 32", "")
     bench_counted();
 }
 
-static void bench_heads(int sum)
+static void bench_heads(int64_t rows, int sum)
 {
-    enum { ROWS = 8192, HEADS = 64 };
-    struct spread r = {.rows = ROWS, .heads = HEADS, .width = 64, .x_row = 576, .y_row = HEADS * 256, .y_head = 256,
+    enum { HEADS = 64 };
+    struct spread r = {.rows = rows, .heads = HEADS, .width = 64, .x_row = 576, .y_row = HEADS * 256, .y_head = 256,
                        .type = BF16};
-    struct array *y = array_random(BF16, ROWS * HEADS * 256), *x = array_random(sum ? F32 : BF16, ROWS * 576);
+    struct array *y = array_random(BF16, rows * HEADS * 256), *x = array_random(sum ? F32 : BF16, rows * 576);
 
     BENCH_LOOP {
         if (sum)
@@ -257,10 +267,20 @@ static void bench_heads(int sum)
 
 BENCH_FULL(spread_heads, "8192 x 64 heads, 64 of 256", "")
 {
-    bench_heads(0);
+    bench_heads(8192, 0);
+}
+
+BENCH_FULL(spread_heads, "16384 x 64 heads, 64 of 256", "")
+{
+    bench_heads(16384, 0);
 }
 
 BENCH_FULL(sum_heads, "8192 x 64 heads, 64 of 256", "")
 {
-    bench_heads(1);
+    bench_heads(8192, 1);
+}
+
+BENCH_FULL(sum_heads, "16384 x 64 heads, 64 of 256", "")
+{
+    bench_heads(16384, 1);
 }
