@@ -26,6 +26,7 @@ const struct ops *whole_table(void)
         fill_head(&t);
         fill_head_tv(&t);
         fill_arithmetic(&t);
+        fill_quantise(&t);
         fill_adamw(&t);
         fill_guard(&t);
         fill_muon(&t);

@@ -100,6 +100,7 @@ void fill_grouped(struct ops *t);
 void fill_head(struct ops *t);
 void fill_head_tv(struct ops *t);
 void fill_arithmetic(struct ops *t);
+void fill_quantise(struct ops *t);
 void fill_adamw(struct ops *t);
 void fill_guard(struct ops *t);
 void fill_muon(struct ops *t);

@@ -377,6 +377,30 @@ struct counted count_convert(struct stream *s, int64_t elements, glm52_dtype fro
     return count(s, "convert", 0, (size(from) + size(to)) * (double)elements);
 }
 
+/* Of codes and scales. */
+static double quantised_bytes(const struct quantised *q, int64_t rows, int64_t width)
+{
+    const int packed = q->format >= NVFP4, narrow = q->format >= MXFP8;
+    int64_t down = (rows + q->block_rows - 1) / q->block_rows, across = (width + q->block_columns - 1) / q->block_columns;
+
+    return (double)rows * (double)width / (packed ? 2 : 1) + (double)(down * across) * (narrow ? 1 : WORD);
+}
+
+struct counted count_quantise(struct stream *s, const struct quantised *q, int transposed_too)
+{
+    double bytes = (double)q->rows * (double)q->width * size(q->type) + quantised_bytes(q, q->rows, q->width);
+
+    if (transposed_too) bytes += quantised_bytes(q, q->width, q->rows);
+    return count(s, "quantise", 0, bytes);
+}
+
+struct counted count_dequantise(struct stream *s, const struct quantised *q)
+{
+    double bytes = (double)q->rows * (double)q->width * size(q->type) + quantised_bytes(q, q->rows, q->width);
+
+    return count(s, "dequantise", 0, bytes);
+}
+
 struct counted count_sum(struct stream *s, int64_t elements, int weighted)
 {
     return count(s, "sum", 0, WORD * (double)elements * (weighted ? 2 : 1));

@@ -64,6 +64,8 @@ struct counted count_head_tv(struct stream *s, const struct head_tv *h, int of_t
 
 struct counted count_add(struct stream *s, int64_t count, glm52_dtype type);
 struct counted count_convert(struct stream *s, int64_t count, glm52_dtype from, glm52_dtype to);
+struct counted count_quantise(struct stream *s, const struct quantised *q, int transposed_too);
+struct counted count_dequantise(struct stream *s, const struct quantised *q);
 struct counted count_sum(struct stream *s, int64_t count, int weighted);
 struct counted count_sum_squares(struct stream *s, int64_t count, glm52_dtype type);
 struct counted count_clip(struct stream *s);

@@ -181,6 +181,32 @@ struct head_drafts {
     void *dx;            /* like x */
 };
 
+/* Matrices of narrow floats with a scale for each block of block_rows x block_columns (posttraining.md 1, 2); the last
+ * blocks of rows and of columns may be smaller. a: the largest magnitude in a block; F: that of the codes; rn(): the
+ * nearest code, ties to even, saturating (base/narrow.h). By format:
+ *   FP8_BLOCK          e = F / a (FLT_MAX if that is infinite; 1 if a is 0, infinite or NaN); code = rn(x * e),
+ *                      scale = 1 / e
+ *   FP8_BLOCK_POWER    the same, e rounded down to a power of two
+ *   FP8_BLOCK_RELEASE  the order of released checkpoints: scale = a / F (1 if that is 0, infinite or NaN); code =
+ *                      rn(x / scale)
+ *   MXFP8              scale = the least power of two not below a * (1 / F); code = rn(x / scale); saturates nothing
+ *   MXFP8_OCP          scale = the greatest power of two not above a, over that of F; the largest may saturate
+ *   NVFP4              A = *global, the largest magnitude of all, E = 2688 / A; scale = rn(a * (E * (1 / 6))); code =
+ *                      rn(x * (1 / (scale * (1 / E))))
+ *   NVFP4_MODELOPT     G = *global = A / 2688, as a checkpoint keeps it; scale = rn(a / (6 * G)), 2^-9 at least, 1 if
+ *                      that quotient is 0; code = rn(x / (scale * G)), which is never -0 for x = 0
+ * FP8: codes E4M3 (or E5M2), a byte each; scales fp32. MXFP8: the same codes; scales E8M0; usual blocks 1 x 32. NVFP4:
+ * codes E2M1, two to a byte, the even column in the low half (width and block_columns even); scales E4M3; usual blocks
+ * 1 x 16. */
+enum quantised_format { FP8_BLOCK, FP8_BLOCK_POWER, FP8_BLOCK_RELEASE, MXFP8, MXFP8_OCP, NVFP4, NVFP4_MODELOPT };
+
+struct quantised {
+    int64_t rows, width;
+    int64_t block_rows, block_columns; /* 1 x 128 for activations, 128 x 128 for weights */
+    int32_t format, e5m2;
+    glm52_dtype type; /* F32 or BF16: of what is quantised, or of what comes back */
+};
+
 /* What a step's loss is the sum of, as ranges of its sums; and from which multiple of the mean on it is a spike. */
 enum { GUARD_PARTS = 4 };
 struct guard {
@@ -417,6 +443,17 @@ struct ops {
     void (*add)(struct stream *s, int64_t count, glm52_dtype type, const void *x, void *y); /* y += x */
     void (*multiply)(struct stream *s, int64_t count, const float *x, float *y); /* y *= x */
     void (*convert)(struct stream *s, int64_t count, glm52_dtype from, const void *x, glm52_dtype to, void *y);
+    /* codes [rows,width] and scales [ceil(rows/block_rows),ceil(width/block_columns)] of x [rows,width], row-major, as
+     * checkpoints keep them. codes_t [width,rows] and scales_t [ceil(width/block_rows),ceil(rows/block_columns)] get
+     * x^T as the same call would quantise it, for products that contract over rows; NULL: not wanted; not for NVFP4.
+     * global: NVFP4 alone. Arithmetic is fp32, each operation rounded. The code of a NaN is 0x7f (NVFP4: 7), in MXFP8
+     * that of all its block. */
+    void (*quantise)(struct stream *s, const struct quantised *q, const float *global, const void *x, void *codes,
+                     void *scales, void *codes_t, void *scales_t);
+    /* y [rows,width] = code * scale in fp32, then rounded to its type; NVFP4: code * ((scale * A) * (1 / 2688)),
+     * NVFP4_MODELOPT: code * (scale * G). A NaN code or scale gives NaN. */
+    void (*dequantise)(struct stream *s, const struct quantised *q, const float *global, const void *codes,
+                       const void *scales, void *y);
     /* *out += sum x[i] * w[i] (w NULL: 1), respectively sum x[i]^2, x of either type, in fp64 in a fixed order; two squares of
      * BF16, exact in fp32, may be added there. */
     size_t (*sum_bytes)(struct stream *s, int64_t count);

@@ -2,6 +2,7 @@
 
 #include "api/object.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -139,9 +140,11 @@ int case_has(const struct golden_case *c, const char *name)
     return safetensors_find(&c->file, name) != NULL;
 }
 
+/* Narrow floats count as the codes that they are. */
 static int is_integer(const struct safetensor *t)
 {
-    return t->dtype == GLM52_DTYPE_I32 || t->dtype == GLM52_DTYPE_I64 || t->dtype == GLM52_DTYPE_U8;
+    return t->dtype == GLM52_DTYPE_I32 || t->dtype == GLM52_DTYPE_I64 || t->dtype == GLM52_DTYPE_U8 ||
+           t->dtype == GLM52_DTYPE_F8_E4M3;
 }
 
 static glm52_status read_integers(const struct golden_case *c, const struct safetensor *t, struct array *out)
@@ -303,6 +306,24 @@ void compare_within(struct golden_case *c, const char *name, const double *got, 
     if (!case_array(c, name, &expected)) return;
     report_floats(c, name, &expected, got, count, tolerance);
     array_free(&expected);
+}
+
+void compare_bounded(struct golden_case *c, const char *name, const double *got, const double *bound, int64_t count)
+{
+    double *scaled = must_allocate((size_t)count, sizeof *scaled);
+    struct array expected;
+
+    if (case_array(c, name, &expected)) {
+        for (int64_t i = 0; i < count && i < expected.count; i++) {
+            const double unit = bound[i] > 0 ? bound[i] : DBL_MIN;
+
+            scaled[i] = got[i] / unit;
+            expected.value[i] /= unit;
+        }
+        report_floats(c, name, &expected, scaled, count, 1);
+        array_free(&expected);
+    }
+    free(scaled);
 }
 
 void compare_zero(struct golden_case *c, const char *label, const double *got, int64_t count)

@@ -70,6 +70,8 @@ void compare_floats(struct golden_case *c, const char *label, const char *name, 
 void compare_integers(struct golden_case *c, const char *label, const char *name, const int64_t *got, int64_t count);
 /* Floats within a tolerance that the kind itself states. */
 void compare_within(struct golden_case *c, const char *name, const double *got, int64_t count, double tolerance);
+/* The same with a tolerance for each element: errors are shown as multiples of it. */
+void compare_bounded(struct golden_case *c, const char *name, const double *got, const double *bound, int64_t count);
 /* The first `count` of a tensor alone. */
 void compare_first(struct golden_case *c, const char *name, const double *got, int64_t count);
 /* A quantity without a tensor must be zero. */
@@ -95,6 +97,8 @@ void run_muon(struct golden_case *c);
 void run_muon_split(struct golden_case *c);
 void run_router_aux(struct golden_case *c);
 void run_flops(struct golden_case *c);
+void run_fp8_block(struct golden_case *c);
+void run_mxfp8(struct golden_case *c);
 void run_hf_forward(struct golden_case *c);
 void run_ref_model(struct golden_case *c);
 void run_hf_bf16(struct golden_case *c);

@@ -29,6 +29,8 @@ static const struct kind {
     {"muon_split", run_muon_split, 0},
     {"router_aux", run_router_aux, 0},
     {"flops", run_flops, 0},
+    {"fp8_block", run_fp8_block, 0},
+    {"mxfp8", run_mxfp8, 0},
 };
 
 static int passed, failed, skipped, in_bf16;

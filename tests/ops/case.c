@@ -166,6 +166,7 @@ static void element_put(glm52_dtype type, void *bits, int64_t i, double value)
     case GLM52_DTYPE_F32: ((float *)bits)[i] = (float)value; break;
     case GLM52_DTYPE_BF16: ((uint16_t *)bits)[i] = f32_to_bf16((float)value); break;
     case GLM52_DTYPE_F64: ((double *)bits)[i] = value; break;
+    case GLM52_DTYPE_F8_E4M3: ((uint8_t *)bits)[i] = (uint8_t)value; break;
     default: ((int32_t *)bits)[i] = (int32_t)value;
     }
 }
@@ -176,6 +177,7 @@ static double element_get(glm52_dtype type, const void *bits, int64_t i)
     case GLM52_DTYPE_F32: return (double)((const float *)bits)[i];
     case GLM52_DTYPE_BF16: return (double)bf16_to_f32(((const uint16_t *)bits)[i]);
     case GLM52_DTYPE_F64: return ((const double *)bits)[i];
+    case GLM52_DTYPE_F8_E4M3: return ((const uint8_t *)bits)[i];
     default: return ((const int32_t *)bits)[i];
     }
 }

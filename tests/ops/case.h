@@ -87,7 +87,7 @@ int64_t draw_between(int64_t low, int64_t high); /* both included */
 
 /* An array on the device between guard bytes, and its elements on the host. */
 struct array {
-    glm52_dtype type;  /* F32, BF16, F64, I32 or U8 (workspace) */
+    glm52_dtype type;  /* F32, BF16, F64, I32, F8_E4M3 (codes of any kind, as whole numbers) or U8 (workspace) */
     int64_t count;
     void *at;          /* on the device; 64-byte aligned */
     double *value;     /* what was pushed, or fetched last; exactly what the device sees */

@@ -171,6 +171,30 @@ START_TEST(attention_and_indexer_loss_count_alike)
 }
 END_TEST
 
+static void quantised_work(struct stream *s, char *zeros)
+{
+    struct quantised fp8 = {6, 10, 1, 4, FP8_BLOCK, 0, GLM52_DTYPE_BF16}, nvfp4 = {6, 32, 1, 16, NVFP4, 0, GLM52_DTYPE_F32};
+    void *a[PIECES];
+
+    for (int i = 0; i < PIECES; i++) a[i] = zeros + 2 * i * PIECE;
+    s->label = "";
+    s->ops->quantise(s, &fp8, NULL, a[0], a[1], a[2], a[3], a[1]);
+    s->ops->dequantise(s, &nvfp4, a[0], a[0], a[0], a[1]);
+}
+
+START_TEST(quantised_bytes_are_codes_scales_and_the_other_side)
+{
+    char *zeros = calloc(2 * PIECES, PIECE);
+
+    quantised_work(&meta, zeros);
+    quantised_work(&cpu, zeros);
+    tallies_agree(2);
+    ck_assert_double_eq(cpu_tally.row[0].bytes, 60 * 2 + (60 + 6 * 3 * 4) + (60 + 10 * 2 * 4));
+    ck_assert_double_eq(cpu_tally.row[1].bytes, 192 * 4 + 192 / 2 + 12);
+    free(zeros);
+}
+END_TEST
+
 START_TEST(flops_and_bytes_are_those_of_the_operands)
 {
     static char zeros[PIECES * PIECE];
@@ -261,6 +285,7 @@ int main(void)
     tcase_add_checked_fixture(tally, start, finish);
     tcase_add_test(tally, both_devices_count_alike);
     tcase_add_test(tally, attention_and_indexer_loss_count_alike);
+    tcase_add_test(tally, quantised_bytes_are_codes_scales_and_the_other_side);
     tcase_add_test(tally, flops_and_bytes_are_those_of_the_operands);
     tcase_add_test(tally, iterations_of_muon_and_drafts_are_counted_by_shape);
     tcase_add_test(tally, a_full_tally_collects_the_rest_in_its_last_row);

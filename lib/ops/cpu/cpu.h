@@ -134,6 +134,10 @@ void cpu_head_tv(struct stream *s, const struct head_tv *h, const struct head_tr
                  const struct head_drafts *drafts, const void *w, void *workspace);
 void cpu_add(struct stream *s, int64_t count, glm52_dtype type, const void *x, void *y);
 void cpu_convert(struct stream *s, int64_t count, glm52_dtype from, const void *x, glm52_dtype to, void *y);
+void cpu_quantise(struct stream *s, const struct quantised *q, const float *global, const void *x, void *codes, void *scales,
+                  void *codes_t, void *scales_t);
+void cpu_dequantise(struct stream *s, const struct quantised *q, const float *global, const void *codes,
+                    const void *scales, void *y);
 size_t cpu_sum_bytes(struct stream *s, int64_t count);
 void cpu_sum(struct stream *s, int64_t count, const float *x, const float *w, double *out, void *workspace);
 void cpu_sum_squares(struct stream *s, int64_t count, glm52_dtype type, const void *x, double *out, void *workspace);

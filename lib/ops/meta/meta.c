@@ -332,6 +332,18 @@ static void meta_convert(struct stream *s, int64_t count, glm52_dtype from, cons
     count_convert(s, count, from, to);
 }
 
+static void meta_quantise(struct stream *s, const struct quantised *q, const float *global, const void *x, void *codes,
+                          void *scales, void *codes_t, void *scales_t)
+{
+    count_quantise(s, q, codes_t != NULL);
+}
+
+static void meta_dequantise(struct stream *s, const struct quantised *q, const float *global, const void *codes,
+                            const void *scales, void *y)
+{
+    count_dequantise(s, q);
+}
+
 static void meta_sum(struct stream *s, int64_t count, const float *x, const float *w, double *out, void *workspace)
 {
     count_sum(s, count, w != NULL);
@@ -467,6 +479,8 @@ static const struct ops meta_ops = {
     .head_tv = meta_head_tv,
     .add = meta_add,
     .convert = meta_convert,
+    .quantise = meta_quantise,
+    .dequantise = meta_dequantise,
     .sum_bytes = meta_sum_bytes,
     .sum = meta_sum,
     .sum_squares = meta_sum_squares,
