@@ -65,11 +65,13 @@ struct dense_gradients {
     const float *lse;
     float *delta;   /* [rows, heads]: D */
     range *seen;    /* [tiles of rows]: the range around what its rows see */
+    void *space;    /* hopper_bytes */
     void *dq, *dk, *dv;
 };
 
-/* By Hopper's kernels; backward with delta and seen made. false: nothing is done, the call is not of their kind. */
+/* By Hopper's kernels. false: nothing is done, the call is not of their kind. */
 bool hopper_forward(cuda_device *d, const dense_call &x, void *out, float *lse);
 bool hopper_backward(cuda_device *d, const dense_call &x, const dense_gradients &g);
+size_t hopper_bytes(const struct dense_attention *a); /* of backward, beside delta and seen */
 
 void fill_dense_attention_backward(struct ops *t);

@@ -15,6 +15,7 @@ size_t layout(const struct dense_attention *a, void *base, dense_gradients *g)
 
     g->delta = carve<float>(base, &used, a->rows * a->heads);
     g->seen = carve<range>(base, &used, divided(a->rows, TILE));
+    g->space = carve<char>(base, &used, (int64_t)hopper_bytes(a));
     return used;
 }
 
@@ -177,13 +178,12 @@ void launch(cuda_device *d, const dense_call &x, const dense_gradients &g)
     const unsigned rows = (unsigned)divided(x.a.rows, TILE), keys = (unsigned)divided(x.a.keys, TILE);
     const unsigned heads = (unsigned)x.a.heads;
 
+    if (rows > 0) seen_kernel<<<rows, TILE_THREADS, 0, d->stream>>>(x, g);
+    if (hopper_backward(d, x, g)) return;
     if (rows > 0) {
         delta_kernel<T><<<(unsigned)divided(x.a.rows * heads, TILE_THREADS / 32), TILE_THREADS, 0, d->stream>>>(x, g);
-        seen_kernel<<<rows, TILE_THREADS, 0, d->stream>>>(x, g);
-    }
-    if (hopper_backward(d, x, g)) return;
-    if (rows > 0)
         queries_kernel<T, CHUNKS><<<dim3(rows, heads, groups_of(x.a.qk, CHUNKS)), TILE_THREADS, 0, d->stream>>>(x, g);
+    }
     if (keys > 0) {
         keys_kernel<T, CHUNKS, false><<<dim3(keys, heads, groups_of(x.a.qk, CHUNKS)), TILE_THREADS, 0, d->stream>>>(x, g);
         keys_kernel<T, CHUNKS, true><<<dim3(keys, heads, groups_of(x.a.v, CHUNKS)), TILE_THREADS, 0, d->stream>>>(x, g);
@@ -196,7 +196,7 @@ void dense_attention_backward(struct stream *s, const struct dense_attention *a,
 {
     cuda_device *d = device_of(s);
     dense_call x = dense_call_of(a, q, k, v, start, end);
-    dense_gradients g = {out, dout, lse, nullptr, nullptr, dq, dk, dv};
+    dense_gradients g = {out, dout, lse, nullptr, nullptr, nullptr, dq, dk, dv};
 
     count_dense_attention_backward(s, a);
     x.wide = x.wide && aligned16(dout);

@@ -1,8 +1,9 @@
 /* What the Hopper kernels share: 256 columns in both widths, bf16, tiles of 64 rows that lie in shared memory as blocks of
  * [64 rows][64 columns] (8 KiB, swizzled), products by wgmma.
  *
- * Backward: a block of threads has one tile of dk and dv (hopper_keys.cu), or of dq (hopper_queries.cu), all its terms in
- * order, so nothing is added by two; the price is that P and dS are made in both: 7 products instead of 5. */
+ * Backward: a block of threads has one tile of dk and dv (hopper_keys.cu), all its terms in order, so nothing is added
+ * by two. It leaves dS in memory, some heads at a time, from where dq is one more product (hopper_slopes.cu): 5 in all.
+ * Where dS of a single head would take too much memory, dq makes P and dS anew (hopper_queries.cu): 7. */
 #pragma once
 
 #include "attention/dense.cuh"
@@ -12,6 +13,7 @@ namespace hopper {
 
 constexpr int COLUMNS = 256, BLOCK = 64, BLOCKS = COLUMNS / BLOCK; /* columns; of a block of them */
 constexpr uint32_t BLOCK_BYTES = 64 * BLOCK * 2, TILE_BYTES = BLOCKS * BLOCK_BYTES;
+constexpr uint32_t SLOPE_BYTES = BLOCK_BYTES; /* dS^T of a tile of keys and one of rows, as it lies in shared memory */
 constexpr int WARPGROUP = 128;
 constexpr float LOG2_E = 1.4426950408889634f;
 
@@ -20,14 +22,58 @@ struct attention_maps {
     CUtensorMap q, k, v, out, dout, dq, dk, dv; /* out: forward; the rest behind it: backward */
 };
 
+/* Of 64 rows: of one head, and of all. Rows that do not exist see nothing. */
+struct head_facts {
+    float lse[TILE], delta[TILE]; /* lse times log2 e */
+};
+struct tile_facts {
+    int start[TILE], end[TILE];
+    int latest, earliest;         /* start and end, of the rows that see anything: between them every such row sees */
+    int unused[2];                /* whole pieces of 16 bytes */
+};
+
 struct attention_call {
     int64_t rows, keys;
     int heads;
     float scale;
     const int32_t *start, *end;
-    const float *lse, *delta;  /* these: backward */
-    const range *seen;         /* [tiles of 64 rows] */
+    /* backward: */
+    int first, count;             /* the heads of this launch */
+    const range *seen;            /* [tiles of rows] */
+    const tile_facts *of_tile;    /* [tiles of rows] */
+    const head_facts *of_head;    /* [heads][tiles of rows] */
+    unsigned char *slopes;        /* [count][tiles of rows][tiles of keys][SLOPE_BYTES]; NULL: no room */
 };
+
+/* Where dS of a tile of keys and one of rows lies; `head` of this launch. */
+__device__ __forceinline__ unsigned char *slope_at(const attention_call &c, int head, int64_t row, int64_t key)
+{
+    const int64_t rows = (c.rows + TILE - 1) / TILE, keys = (c.keys + TILE - 1) / TILE;
+
+    return c.slopes + ((head * rows + row / TILE) * keys + key / TILE) * SLOPE_BYTES;
+}
+
+/* What two tiles of rows see, the second of which may not exist: keys low .. high - 1, from a whole tile on. */
+__device__ __forceinline__ range keys_of_two(const attention_call &c, int64_t row)
+{
+    range a = c.seen[row / TILE];
+
+    if (row + TILE < c.rows) {
+        const range b = c.seen[row / TILE + 1];
+
+        if (a.low >= a.high)
+            a = b;
+        else if (b.low < b.high)
+            a = {min(a.low, b.low), max(a.high, b.high)};
+    }
+    return {a.low / TILE * TILE, a.high};
+}
+
+/* Counts this warp at a barrier of `threads` without waiting: what it did before is seen by those who wait there. */
+__device__ __forceinline__ void named_arrive(int id, int threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 
 /* A wgmma accumulator: element i of a thread is row fragment_row() + 8 * (i / 2 % 2), column 8 * (i / 4) +
  * fragment_column() + i % 2. */
@@ -70,6 +116,38 @@ __device__ __forceinline__ void multiply_tiles(float (&d)[32], uint32_t a, uint3
     mma_commit();
 }
 
+/* The same product with the first HELD steps of 16 columns of a in registers. Those leave shared memory to others for half
+ * of their time: with both operands there, a product this narrow takes all that it can deliver. */
+template <int HELD>
+__device__ __forceinline__ void multiply_held(float (&d)[32], const uint32_t (&held)[HELD][4], uint32_t a, uint32_t b)
+{
+    const uint32_t left = descriptor(a, 16), right = descriptor(b, 16);
+
+    mma_begin();
+#pragma unroll
+    for (int step = 0; step < COLUMNS / 16; step++) {
+        const uint32_t at = step / 4 * (BLOCK_BYTES >> 4) + step % 4 * 2;
+
+        if (step < HELD)
+            mma<64, 0, 0>::rs(d, held[step < HELD ? step : 0], right + at, step > 0);
+        else
+            mma<64, 0, 0>::ss(d, left + at, right + at, step > 0);
+    }
+    mma_commit();
+}
+
+/* Those steps of a tile. */
+template <int HELD>
+__device__ __forceinline__ void hold(uint32_t (&held)[HELD][4], uint32_t tile)
+{
+    const int lane = threadIdx.x % 32, line = threadIdx.x % WARPGROUP / 32 * 16 + lane % 16, half = lane / 16;
+
+#pragma unroll
+    for (int step = 0; step < HELD; step++)
+        load_matrices(tile + step / 4 * BLOCK_BYTES + line * 128 + (((step % 4 * 2 + half) ^ line % 8) << 4),
+                      held[step]);
+}
+
 /* d[64, 256] += a b, a [64, 64] in registers, b a tile. Begins and commits a group. */
 __device__ __forceinline__ void multiply_by_tile(float (&d)[128], const uint32_t (&a)[4][4], uint32_t b)
 {
@@ -85,6 +163,20 @@ __device__ __forceinline__ void load_tile(uint32_t to, const CUtensorMap *map, i
 {
 #pragma unroll
     for (int b = 0; b < BLOCKS; b++) load_box(to + b * BLOCK_BYTES, map, b * BLOCK, (int)row, head, barrier);
+}
+
+/* Bytes that lie in a row, multiples of 16: to shared memory, counted at the barrier; and from it, see boxes_commit. */
+__device__ __forceinline__ void load_bytes(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
+__device__ __forceinline__ void store_bytes(void *to, uint32_t from, uint32_t bytes)
+{
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
+                 : "memory");
 }
 
 /* Sums of a warpgroup into a tile of shared memory that nobody reads any more, and from there to memory. */
@@ -112,7 +204,11 @@ __device__ __forceinline__ void store_tile(const float (&sum)[128], uint32_t til
 }
 
 void attend_forward(cudaStream_t stream, const attention_maps &maps, const attention_call &call, float *lse);
+/* Makes of_tile and of_head. */
+void describe_rows(cudaStream_t stream, const attention_call &call, const void *out, const void *dout,
+                   const float *lse);
 void attend_keys(cudaStream_t stream, const attention_maps &maps, const attention_call &call);
+void attend_slopes(cudaStream_t stream, const attention_maps &maps, const attention_call &call);
 void attend_queries(cudaStream_t stream, const attention_maps &maps, const attention_call &call);
 
 } /* namespace hopper */

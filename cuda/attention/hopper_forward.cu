@@ -10,6 +10,7 @@ namespace {
 using namespace hopper;
 
 constexpr int STAGES = 2, THREADS = 3 * WARPGROUP, ROWS = 2 * TILE;
+constexpr int64_t L2_BYTES = 32 << 20; /* keys and values of heads that go together: blocks share what they read */
 constexpr float PATIENCE = 8, LN_2 = 0.6931471805599453f;
 
 struct shared_forward {
@@ -187,14 +188,16 @@ __device__ void attend(const attention_maps &m, const attention_call &c, float *
     store_tile(sum, q, &m.out, row, head, 1 + group);
 }
 
-/* blockIdx: tile of rows, late ones first, which see most; head. */
+/* blockIdx: head among those that go together; tile of rows, late ones first, which see most; which heads go together. */
 __global__ __launch_bounds__(THREADS, 1) void forward_kernel(const __grid_constant__ attention_maps m, const attention_call c,
                                                              float *lse)
 {
     extern __shared__ __align__(1024) unsigned char memory[];
     shared_forward &s = *(shared_forward *)memory;
-    const int64_t row = (int64_t)(gridDim.x - 1 - blockIdx.x) * ROWS;
-    const int head = blockIdx.y;
+    const int64_t row = (int64_t)(gridDim.y - 1 - blockIdx.y) * ROWS;
+    const int head = blockIdx.z * gridDim.x + blockIdx.x;
+
+    if (head >= c.heads) return;
     range all = visible_range(c.start, c.end, row, (int)min((int64_t)ROWS, c.rows - row));
 
     all.low = all.low / TILE * TILE;
@@ -222,7 +225,9 @@ __global__ __launch_bounds__(THREADS, 1) void forward_kernel(const __grid_consta
 
 void hopper::attend_forward(cudaStream_t stream, const attention_maps &maps, const attention_call &call, float *lse)
 {
-    const dim3 grid((unsigned)((call.rows + ROWS - 1) / ROWS), (unsigned)call.heads);
+    const int64_t head_bytes = call.keys * 2 * COLUMNS * 2;
+    const int together = (int)std::clamp<int64_t>(L2_BYTES / head_bytes, 1, call.heads);
+    const dim3 grid((unsigned)together, (unsigned)divided(call.rows, ROWS), (unsigned)divided(call.heads, together));
 
     allow_shared(forward_kernel, sizeof(shared_forward));
     forward_kernel<<<grid, THREADS, sizeof(shared_forward), stream>>>(maps, call, lse);

@@ -14,26 +14,9 @@ struct shared_queries {
     uint64_t rows_full, k_full[STAGES], k_empty[STAGES], v_full, v_empty;
 };
 
-/* Keys low .. high - 1, whole tiles. */
-__device__ __forceinline__ range keys_of(const attention_call &c, int64_t row)
-{
-    const int64_t tile = row / TILE;
-    range a = c.seen[tile];
-
-    if (row + TILE < c.rows) {
-        const range b = c.seen[tile + 1];
-
-        if (a.low >= a.high)
-            a = b;
-        else if (b.low < b.high)
-            a = {min(a.low, b.low), max(a.high, b.high)};
-    }
-    return {a.low / TILE * TILE, a.high};
-}
-
 __device__ void bring(const attention_maps &m, const attention_call &c, shared_queries &s, int64_t row, int head)
 {
-    const range all = keys_of(c, row);
+    const range all = keys_of_two(c, row);
     const uint32_t rows_full = shared_address(&s.rows_full), v_full = shared_address(&s.v_full);
     uint32_t count = 0;
 
@@ -63,6 +46,7 @@ struct row_facts {
 
 __device__ __forceinline__ row_facts facts_of(const attention_call &c, int64_t row, int head)
 {
+    const head_facts &of = c.of_head[head * ((c.rows + TILE - 1) / TILE) + row / TILE]; /* not read if there is no row */
     row_facts f;
 
 #pragma unroll
@@ -70,8 +54,8 @@ __device__ __forceinline__ row_facts facts_of(const attention_call &c, int64_t r
         const int64_t t = row + fragment_row() + 8 * i;
         const bool here = t < c.rows;
 
-        f.lse[i] = here ? c.lse[t * c.heads + head] * LOG2_E : INFINITY;
-        f.delta[i] = here ? c.delta[t * c.heads + head] : 0;
+        f.lse[i] = here ? of.lse[t % TILE] : INFINITY;
+        f.delta[i] = here ? of.delta[t % TILE] : 0;
         f.start[i] = here ? c.start[t] : 0;
         f.end[i] = here ? c.end[t] : 0;
     }
@@ -98,7 +82,7 @@ __device__ __forceinline__ void probabilities(float (&dot)[32], const row_facts 
 __device__ void queries(const attention_maps &m, const attention_call &c, shared_queries &s, int64_t row, int head)
 {
     const int group = threadIdx.x / WARPGROUP;
-    const range all = keys_of(c, row);
+    const range all = keys_of_two(c, row);
     const uint32_t q = shared_address(s.q[group]), dout = shared_address(s.dout[group]);
     float sum[128] = {};
     uint32_t count = 0;
@@ -140,7 +124,7 @@ __global__ __launch_bounds__(THREADS, 1) void queries_kernel(const __grid_consta
     extern __shared__ __align__(1024) unsigned char memory[];
     shared_queries &s = *(shared_queries *)memory;
     const int64_t row = (int64_t)(gridDim.x - 1 - blockIdx.x) * ROWS;
-    const int head = blockIdx.y;
+    const int head = c.first + blockIdx.y;
 
     if (threadIdx.x == 0) {
         barrier_init(shared_address(&s.rows_full), 1);
@@ -166,7 +150,7 @@ __global__ __launch_bounds__(THREADS, 1) void queries_kernel(const __grid_consta
 
 void hopper::attend_queries(cudaStream_t stream, const attention_maps &maps, const attention_call &call)
 {
-    const dim3 grid((unsigned)((call.rows + ROWS - 1) / ROWS), (unsigned)call.heads);
+    const dim3 grid((unsigned)((call.rows + ROWS - 1) / ROWS), (unsigned)call.count);
 
     allow_shared(queries_kernel, sizeof(shared_queries));
     queries_kernel<<<grid, THREADS, sizeof(shared_queries), stream>>>(maps, call);

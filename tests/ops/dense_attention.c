@@ -1,4 +1,6 @@
 /* Dense attention over whole documents, forward and backward. */
+#include <string.h>
+
 #include "case.h"
 
 struct problem {
@@ -257,6 +259,76 @@ CASE(dense_attention, "bf16, the widths of GLM-5.2, rows in any order, tiles tha
                   (struct layout){2, 7, 1, (const int[]){259, 131, 0}}), 259);
     check(problem((struct dense_attention){.heads = 1, .qk = 256, .v = 256, .type = GLM52_DTYPE_BF16},
                   (struct layout){1, 1, 0, (const int[]){130, 0}}), 1);
+}
+
+CASE(dense_attention, "bf16, the widths of GLM-5.2, so many rows that dS has no room")
+{
+    static int lengths[16460 / 70 + 2];
+    struct problem p;
+
+    for (int i = 0; i < 16460 / 70; i++) lengths[i] = 70;
+    p = problem((struct dense_attention){.heads = 1, .qk = 256, .v = 256, .type = GLM52_DTYPE_BF16},
+                (struct layout){1, 9, 0, lengths});
+    p.shape.scale = 0.0625f; /* that of the model */
+    check(p, 70);
+}
+
+/* One head of a problem by itself. */
+static struct problem alone(const struct problem *p, int64_t head)
+{
+    struct problem one = *p;
+    struct array *const from[] = {p->q, p->k, p->v, p->dout};
+    struct array **const to[] = {&one.q, &one.k, &one.v, &one.dout};
+
+    one.shape.heads = 1;
+    for (int i = 0; i < 4; i++) {
+        *to[i] = array_zero(p->shape.type, from[i]->count / p->shape.heads);
+        for (int64_t at = 0; at < (*to[i])->count; at++)
+            (*to[i])->value[at] = from[i]->value[(at / 256 * p->shape.heads + head) * 256 + at % 256];
+        array_push(*to[i]);
+    }
+    return one;
+}
+
+/* Forward and backward with a workspace too large to look at. */
+static struct results run_large(const struct problem *p)
+{
+    struct results r = outputs(p);
+    size_t bytes = ops->dense_attention_backward_bytes(device, &p->shape);
+    struct array *workspace = array_random(GLM52_DTYPE_F32, (int64_t)bytes / 4 + 1);
+
+    forward(p, &r, workspace->at);
+    backward(p, &r, workspace->at);
+    array_fetch(r.out), array_fetch(r.dq), array_fetch(r.dk), array_fetch(r.dv);
+    return r;
+}
+
+static void check_alone(const struct problem *p, const struct results *all, int64_t head)
+{
+    struct problem one = alone(p, head);
+    struct results r = run_large(&one);
+    struct array *const those[] = {all->out, all->dq, all->dk, all->dv}, *const these[] = {r.out, r.dq, r.dk, r.dv};
+
+    for (int i = 0; i < 4; i++) {
+        double *want = doubles(these[i]->count);
+
+        for (int64_t at = 0; at < these[i]->count; at++)
+            want[at] = those[i]->value[(at / 256 * p->shape.heads + head) * 256 + at % 256];
+        check_exact(these[i], want);
+    }
+}
+
+CASE(dense_attention, "bf16, the widths of GLM-5.2, more heads than dS is kept of at a time")
+{
+    struct problem p;
+    struct results r;
+
+    if (strcmp(ops->name, "cpu") == 0) return; /* makes no dS, and would take long */
+    p = problem((struct dense_attention){.heads = 5, .qk = 256, .v = 256, .type = GLM52_DTYPE_BF16},
+                (struct layout){1, 0, 0, (const int[]){3000, 4000, 1300, 0}});
+    r = run_large(&p);
+    check_alone(&p, &r, 2);
+    check_alone(&p, &r, 4);
 }
 
 /* Logits far beyond what exp could take without its maximum, which moves from tile to tile. */
