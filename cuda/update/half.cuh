@@ -19,8 +19,11 @@ __device__ __forceinline__ uint32_t pack_half(float low, float high)
     return *(const uint32_t *)&both;
 }
 
+__device__ __forceinline__ uint32_t pack(float low, float high, __half) { return pack_half(low, high); }
+__device__ __forceinline__ uint32_t pack(float low, float high, bf16) { return pack_bf16(low, high); }
+
 /* 64 x 64 sums of a warpgroup, d[32], into the swizzled block, as they are or transposed. */
-template <bool TRANSPOSED>
+template <bool TRANSPOSED, class T = __half>
 __device__ __forceinline__ void stage_halves(const float *d, uint32_t block)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, part = lane / 8;
@@ -32,11 +35,13 @@ __device__ __forceinline__ void stage_halves(const float *d, uint32_t block)
         const int row = (TRANSPOSED ? across : down) * 8 + lane % 8, piece = TRANSPOSED ? down : across;
         const uint32_t to = block + row * 128 + (piece ^ (row & 7)) * 16;
 
+        const uint32_t a = pack(v[0], v[1], T()), b = pack(v[2], v[3], T());
+        const uint32_t c = pack(v[4], v[5], T()), e = pack(v[6], v[7], T());
+
         if (TRANSPOSED)
-            store_matrices_across(to, pack_half(v[0], v[1]), pack_half(v[2], v[3]), pack_half(v[4], v[5]),
-                                  pack_half(v[6], v[7]));
+            store_matrices_across(to, a, b, c, e);
         else
-            store_matrices(to, pack_half(v[0], v[1]), pack_half(v[2], v[3]), pack_half(v[4], v[5]), pack_half(v[6], v[7]));
+            store_matrices(to, a, b, c, e);
     }
 }
 

@@ -156,7 +156,7 @@ void run_muon(struct stream *s, const struct muon *m, const float *rates, const 
     batch w;
 
     count_muon(s, m, master != nullptr);
-    if (muon_takes_half(m) && muon_half(d, m, a, master != nullptr, workspace)) {
+    if (muon_takes_half(m) && muon_half(d, m, a, workspace)) {
         launched(d, "muon");
         return;
     }

@@ -33,4 +33,4 @@ struct muon_momentum {
 bool muon_takes_half(const struct muon *m);
 size_t muon_half_bytes(const struct muon *m);
 /* false: nothing was done, since an address is no multiple of 16 bytes. */
-bool muon_half(struct cuda_device *d, const struct muon *m, const muon_arrays &a, bool has_master, void *workspace);
+bool muon_half(struct cuda_device *d, const struct muon *m, const muon_arrays &a, void *workspace);

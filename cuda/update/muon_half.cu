@@ -16,7 +16,7 @@ constexpr int64_t SLAB = 1 << 14;                  /* elements of a block that a
 constexpr size_t BATCH_BYTES = (size_t)1200 << 20; /* of workspace, for as many blocks as fit */
 
 /* The blocks that are worked on together, and their arrays: x and y like the blocks, squares [blocks,side,side], sums of
- * squares [blocks,slabs]. */
+ * squares [blocks,slabs]. Small blocks need x alone. */
 struct half_batch {
     int64_t blocks, slabs;
     __half *x, *y, *square[4];
@@ -26,15 +26,17 @@ struct half_batch {
 size_t layout(const struct muon *m, void *base, half_batch *b)
 {
     const int64_t side = std::min(m->rows, m->columns), area = m->rows * m->columns, square = side * side;
+    const bool is_small = small_takes(m);
     size_t used = 0;
 
     *b = {};
     if (m->batch == 0 || area == 0) return 0;
-    b->blocks = (int64_t)(BATCH_BYTES / sizeof(__half)) / (2 * area + 4 * square);
+    b->blocks = (int64_t)(BATCH_BYTES / sizeof(__half)) / (is_small ? area : 2 * area + 4 * square);
     b->blocks = std::min(std::max<int64_t>(b->blocks, 1), m->batch);
     b->blocks = divided(m->batch, divided(m->batch, b->blocks)); /* as many each time */
     b->slabs = divided(area, SLAB);
     b->x = carve<__half>(base, &used, b->blocks * area);
+    if (is_small) return used;
     b->y = carve<__half>(base, &used, b->blocks * area);
     for (__half *&at : b->square) at = carve<__half>(base, &used, b->blocks * square);
     b->sums = carve<double>(base, &used, b->blocks * b->slabs);
@@ -73,8 +75,7 @@ __device__ __forceinline__ void each_run(const struct muon &m, int64_t block, ui
 
 /* Moves the momentum of a slab of a block (blockIdx.y), and sums the squares of the update. */
 template <class G, class M>
-__global__ __launch_bounds__(THREADS) void start_kernel(const struct muon m, const half_batch w, const muon_arrays a,
-                                                        int64_t first)
+__global__ __launch_bounds__(THREADS) void start_kernel(const struct muon m, const half_batch w, const muon_arrays a)
 {
     constexpr int V = neighbours::RUN<G, M>;
     const muon_momentum of(m, *a.coefficient);
@@ -86,7 +87,7 @@ __global__ __launch_bounds__(THREADS) void start_kernel(const struct muon m, con
     follow();
     if (of.factor < 0) return;
     each_run<V>(
-        m, first + blockIdx.y, blockIdx.x,
+        m, blockIdx.y, blockIdx.x,
         [&](int i, uint32_t, int64_t at) {
             load(gradient + at, g[i]);
             load(momentum + at, moved[i]);
@@ -108,8 +109,7 @@ __global__ __launch_bounds__(THREADS) void start_kernel(const struct muon m, con
 
 /* x = update / its norm. Begins with what was passed over last, which may still be in the cache. */
 template <class G, class M>
-__global__ __launch_bounds__(THREADS) void normalise_kernel(const struct muon m, const half_batch w, const muon_arrays a,
-                                                            int64_t first)
+__global__ __launch_bounds__(THREADS) void normalise_kernel(const struct muon m, const half_batch w, const muon_arrays a)
 {
     constexpr int V = neighbours::RUN<G, M>;
     const muon_momentum of(m, *a.coefficient);
@@ -124,7 +124,7 @@ __global__ __launch_bounds__(THREADS) void normalise_kernel(const struct muon m,
     for (int64_t i = threadIdx.x; i < w.slabs; i += THREADS) sum += w.sums[block * w.slabs + i];
     const float norm = fmaxf((float)sqrt(block_sum<THREADS>(sum)), MUON_NORM_FLOOR);
     each_run<V>(
-        m, first + block, slab,
+        m, block, slab,
         [&](int i, uint32_t, int64_t at) {
             if (m.nesterov) load(gradient + at, g[i]);
             load(momentum + at, moved[i]);
@@ -237,33 +237,52 @@ size_t muon_half_bytes(const struct muon *m)
     return layout(m, nullptr, &b);
 }
 
-bool muon_half(cuda_device *d, const struct muon *m, const muon_arrays &a, bool has_master, void *workspace)
+/* The arrays from a block on */
+static muon_arrays arrays_from(const struct muon *m, const muon_arrays &a, int64_t block)
 {
-    iteration it = {d, 0, m->rows, m->columns, std::min(m->rows, m->columns), {}, {}};
-    const int64_t weight_bytes = has_master ? sizeof(float) : sizeof(bf16);
+    const size_t by = (size_t)(block * m->stride), gradient = m->gradient == GLM52_DTYPE_F32 ? 4 : 2;
+    const size_t moments = m->moments == GLM52_DTYPE_F32 ? 4 : 2, weight = a.rounded ? 4 : 2;
+    muon_arrays from = a;
+
+    from.gradient = (const char *)a.gradient + by * gradient;
+    from.momentum = (char *)a.momentum + by * moments;
+    from.weight = (char *)a.weight + by * weight;
+    from.rounded = a.rounded ? (char *)a.rounded + by * sizeof(bf16) : nullptr;
+    return from;
+}
+
+/* x = momentum's update / its norm, then the iterations, pass by pass */
+static void large_blocks(cuda_device *d, const struct muon *m, const muon_arrays &a, const half_batch &w, int64_t blocks)
+{
+    const half_update update = {a.rates, a.coefficient, m->decay, m->scale, a.weight, a.rounded, m->stride, m->group_rows,
+                                m->group_stride};
+    iteration it = {d, blocks, m->rows, m->columns, std::min(m->rows, m->columns), w, update};
+    const dim3 grid((unsigned)w.slabs, (unsigned)blocks);
+
+    with_type(m->gradient, [&](auto g) {
+        with_type(m->moments, [&](auto moment) {
+            start_kernel<decltype(g), decltype(moment)><<<grid, THREADS, 0, d->stream>>>(*m, w, a);
+            launch_following(d->stream, normalise_kernel<decltype(g), decltype(moment)>, grid, THREADS, 0, *m, w, a);
+        });
+    });
+    it.all_steps(m);
+}
+
+bool muon_half(cuda_device *d, const struct muon *m, const muon_arrays &a, void *workspace)
+{
+    half_batch w;
 
     if (!aligned16(a.gradient) || !aligned16(a.momentum) || !aligned16(a.weight) || !aligned16(a.rounded)) return false;
-    for (int64_t first = 0; first < m->batch && m->rows > 0; first += it.w.blocks) {
-        layout(m, workspace, &it.w);
-        it.blocks = std::min(it.w.blocks, m->batch - first);
-        const dim3 grid((unsigned)it.w.slabs, (unsigned)it.blocks);
+    layout(m, workspace, &w);
+    for (int64_t first = 0; first < m->batch && m->rows > 0; first += w.blocks) {
+        const int64_t blocks = std::min(w.blocks, m->batch - first);
+        const muon_arrays from = arrays_from(m, a, first);
+        const small_blocks small = {m, blocks, segments_of(m->steps), from, w.x};
 
-        with_type(m->gradient, [&](auto g) {
-            with_type(m->moments, [&](auto moment) {
-                start_kernel<decltype(g), decltype(moment)><<<grid, THREADS, 0, d->stream>>>(*m, it.w, a, first);
-                launch_following(d->stream, normalise_kernel<decltype(g), decltype(moment)>, grid, THREADS, 0, *m, it.w, a,
-                                 first);
-            });
-        });
-        it.update = {a.rates, a.coefficient, m->decay, m->scale, (char *)a.weight + first * m->stride * weight_bytes,
-                     has_master ? (bf16 *)a.rounded + first * m->stride : nullptr, m->stride, m->group_rows, m->group_stride};
-        if (m->rows <= SMALL_ROWS && m->rows <= m->columns) {
-            const small_blocks b = {it.blocks, m->rows, m->columns, segments_of(m->steps), m->coefficient, it.w.x, it.w.y,
-                                    it.update};
-            small_blocks_run(d, &b);
-        } else {
-            it.all_steps(m);
-        }
+        if (small_takes(m))
+            small_blocks_run(d, &small);
+        else
+            large_blocks(d, m, from, w, blocks);
     }
     return true;
 }

@@ -1,7 +1,9 @@
-/* All iterations of Muon on blocks of few rows in one launch. */
+/* All of Muon on blocks of few rows in one launch. */
 #pragma once
 
-#include "update/products.cuh"
+#include "update/muon.cuh"
+
+#include <cuda_fp16.h>
 
 constexpr int SMALL_ROWS = 192, SEGMENT_STEPS = 3, MOST_SEGMENTS = (MUON_STEPS + SEGMENT_STEPS - 1) / SEGMENT_STEPS;
 
@@ -11,12 +13,13 @@ struct segments {
 };
 
 struct small_blocks {
-    int64_t batch, rows, columns; /* multiples of 8; rows <= SMALL_ROWS, rows <= columns */
+    const struct muon *muon; /* one that small_takes */
+    int64_t batch;           /* of these blocks; the arrays begin with the first of them */
     struct segments segments;
-    const float (*coefficient)[3];
-    const __half *x;
-    __half *y; /* like x, for what is between */
-    struct half_update update;
+    muon_arrays arrays;
+    __half *x; /* [batch,rows,columns], for what is between */
 };
 
+/* Of blocks that muon_takes_half: those of no more than SMALL_ROWS rows, in groups of as many. */
+bool small_takes(const struct muon *m);
 void small_blocks_run(cuda_device *device, const struct small_blocks *b);
