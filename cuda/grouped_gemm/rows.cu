@@ -7,6 +7,8 @@ using namespace pair;
 
 namespace {
 
+using rows_frame = frame<4, 2>;
+
 constexpr int WIDTHS = COMMON / 16; /* of tiles, in tokens */
 
 struct rows_maps {
@@ -35,12 +37,12 @@ __device__ __forceinline__ int4 describe(const int32_t *offsets, int group, int 
 }
 
 template <bool BACKWARD>
-__device__ __forceinline__ void load_tiles(const frame &f, const rows_maps &maps,
+__device__ __forceinline__ void load_tiles(const rows_frame &f, const rows_maps &maps,
                                            const rows_shape &s)
 {
     const int rank = cluster_rank(), blocks = (s.depth + DEPTH - 1) / DEPTH;
     place<MESSAGES> mail;
-    place<STAGES> at;
+    rows_frame::place at;
 
     for (;;) {
         const int4 t = next_tile_to_load(f, mail);
@@ -148,7 +150,7 @@ __device__ __forceinline__ void write_rows(float (&d)[N / 2], const target &t, u
 }
 
 template <int N, bool BACKWARD>
-__device__ __forceinline__ void one_tile(const frame &f, place<STAGES> &at, int group, int4 t,
+__device__ __forceinline__ void one_tile(const rows_frame &f, rows_frame::place &at, int group, int4 t,
                                          const rows_shape &s, __nv_bfloat16 *out, int &turn)
 {
     const int column = t.w * PAIR + cluster_rank() * OWN + group * 64;
@@ -156,13 +158,13 @@ __device__ __forceinline__ void one_tile(const frame &f, place<STAGES> &at, int 
                        s.add != 0};
     float d[N / 2];
 
-    multiply<N, BACKWARD, 0>(f, at, group, (s.depth + DEPTH - 1) / DEPTH, 0, d);
-    write_rows<N>(d, to, f.staging + group * STAGING_BYTES, group, turn);
+    multiply<product<N, BACKWARD, 0>>(f, at, group, (s.depth + DEPTH - 1) / DEPTH, 0, d);
+    write_rows<N>(d, to, f.staging(group), group, turn);
 }
 
 /* one_tile of the width that holds the tile's rows */
 template <int N, bool BACKWARD>
-__device__ __forceinline__ void some_tile(const frame &f, place<STAGES> &at, int group, int4 t,
+__device__ __forceinline__ void some_tile(const rows_frame &f, rows_frame::place &at, int group, int4 t,
                                           const rows_shape &s, __nv_bfloat16 *out, int &turn)
 {
     if constexpr (N > 16) {
@@ -179,7 +181,7 @@ __global__ __cluster_dims__(2)
                                                    struct plan *plan, __nv_bfloat16 *out)
 {
     extern __shared__ uint8_t shared[];
-    const frame f = open_frame(shared);
+    const rows_frame f(shared);
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
 
     if (warp < 4) {
@@ -194,7 +196,7 @@ __global__ __cluster_dims__(2)
     } else {
         const int group = warp / 4 - 1;
         place<MESSAGES> mail;
-        place<STAGES> at;
+        rows_frame::place at;
         int turn = 0;
 
         registers_more<240>();
@@ -240,12 +242,12 @@ cudaError_t hopper_rows(cudaStream_t stream, const struct grouped_gemm_shape *g,
 
     if (!encode_rows(&maps, g, backward, in, w))
         return cudaErrorNotSupported;
-    e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+    e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, rows_frame::SHARED_BYTES);
     if (e == cudaSuccess)
         e = plan_rows(stream, g, s.columns, offsets, plan);
     if (e != cudaSuccess)
         return e;
-    kernel<<<2 * pairs_of_blocks(), THREADS, SHARED_BYTES, stream>>>(maps, s, offsets, plan,
+    kernel<<<2 * pairs_of_blocks(), THREADS, rows_frame::SHARED_BYTES, stream>>>(maps, s, offsets, plan,
                                                                      (__nv_bfloat16 *)out);
     return cudaGetLastError();
 }

@@ -102,6 +102,15 @@ __device__ __forceinline__ void load_box_pair(uint32_t to, const CUtensorMap *ma
                  : "memory");
 }
 
+__device__ __forceinline__ void load_box_pair(uint32_t to, const CUtensorMap *map, int c0, int c1,
+                                              int c2, uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".multicast::cluster [%0], [%1, {%2,%3,%4}], [%5], %6;" ::"r"(to),
+                 "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(barrier), "h"((uint16_t)3)
+                 : "memory");
+}
+
 __device__ __forceinline__ void store_box(const CUtensorMap *map, int c0, int c1, int c2,
                                           uint32_t from)
 {
@@ -229,6 +238,7 @@ struct product;
 #define PRODUCT(N, A, B, TA_, TB_)                                                                 \
     template <int TA, int TB>                                                                      \
     struct product<N, TA, TB> {                                                                    \
+        static constexpr int COLUMNS = N, A_ACROSS = TA, B_ACROSS = TB;                            \
         static __device__ __forceinline__ void run(float (&d)[N / 2], uint32_t a, uint32_t b)      \
         {                                                                                          \
             asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" L##N         \

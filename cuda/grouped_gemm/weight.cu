@@ -7,6 +7,21 @@ using namespace pair;
 
 namespace {
 
+/* Columns of a block of sums, and blocks of a warpgroup's 64 x COMMON sums */
+template <class T>
+constexpr int COLUMNS = 128 / sizeof(T);
+template <class T>
+constexpr int BLOCKS = COMMON / COLUMNS<T>;
+
+/* fp32 gradients that are added to: in L2 by the copy engine, which is enough where groups have many
+ * rows on average; or to the old ones, which come to shared memory while the tile is multiplied, and
+ * take places that stages would have. */
+constexpr int64_t MANY_ROWS = 1024;
+
+using write_frame = frame<4, 2>;
+constexpr int LOADED = 5, LEAVING = 1; /* blocks per warpgroup; and of these, on their way out */
+using load_frame = frame<3, LOADED, GROUPS * LOADED>;
+
 struct weight_shape {
     int32_t across; /* pair tiles along k */
     int32_t groups, add;
@@ -25,12 +40,13 @@ __device__ __forceinline__ int blocks_of(int steps)
     return (steps + DEPTH / STEP - 1) / (DEPTH / STEP);
 }
 
-__device__ __forceinline__ void load_tiles(const frame &f, const struct group_maps *maps)
+template <class Frame>
+__device__ __forceinline__ void load_tiles(const Frame &f, const struct group_maps *maps)
 {
     constexpr uint32_t HALF = 2 * BLOCK_BYTES; /* of operand B, which each block loads for both */
     const int rank = cluster_rank();
     place<MESSAGES> mail;
-    place<STAGES> at;
+    typename Frame::place at;
     int mapped = -1;
 
     for (;;) {
@@ -65,7 +81,7 @@ __device__ __forceinline__ void load_tiles(const frame &f, const struct group_ma
     }
 }
 
-/* 64 rows of 128 bytes of a warpgroup's sums into a swizzled block: columns c .. of d */
+/* 64 rows of 128 bytes of a warpgroup's sums, d, into a swizzled block */
 __device__ __forceinline__ void stage_block(float *d, uint32_t block, __nv_bfloat16 *)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
@@ -86,7 +102,9 @@ __device__ __forceinline__ void store_shared8(uint32_t to, float a, float b)
     asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(to), "f"(a), "f"(b) : "memory");
 }
 
-__device__ __forceinline__ void stage_block(float *d, uint32_t block, float *)
+/* Calls f(address, two sums that lie there) for all of a thread's in a block of fp32. */
+template <class F>
+__device__ __forceinline__ void each_pair(float *d, uint32_t block, F &&f)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const int row = warp * 16 + lane / 4, quarter = lane % 4;
@@ -96,43 +114,189 @@ __device__ __forceinline__ void stage_block(float *d, uint32_t block, float *)
         const uint32_t at =
             block + row * 128 + ((i * 2 + quarter / 2) ^ (row & 7)) * 16 + quarter % 2 * 8;
 
-        store_shared8(at, d[i * 4], d[i * 4 + 1]);
-        store_shared8(at + 8 * 128, d[i * 4 + 2], d[i * 4 + 3]); /* the same row & 7 */
+        f(at, d + i * 4);
+        f(at + 8 * 128, d + i * 4 + 2); /* the same row & 7 */
     }
 }
 
-/* One warpgroup's 64 x 256 sums to (row, column) of dW_g, block by block through shared memory.
- * Adding is L2's work: every element gets one addition a call, so the order of the additions is no
- * matter. */
-template <class T>
-__device__ __forceinline__ void write_weight(float (&d)[COMMON / 2], uint32_t staging, int group,
-                                             const CUtensorMap *dw, int row, int column, int matrix,
-                                             bool add)
+__device__ __forceinline__ void stage_block(float *d, uint32_t block, float *)
 {
-    constexpr int COLUMNS = 128 / sizeof(T); /* of a block */
+    each_pair(d, block, [](uint32_t at, float *v) { store_shared8(at, v[0], v[1]); });
+}
+
+__device__ __forceinline__ void add_block(float *d, uint32_t block)
+{
+    each_pair(d, block, [](uint32_t at, float *v) {
+        float a, b;
+
+        asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(a), "=f"(b) : "r"(at) : "memory");
+        v[0] += a;
+        v[1] += b;
+    });
+    stage_block(d, block, (float *)nullptr);
+}
+
+/* Where a warpgroup's sums go */
+struct target {
+    const CUtensorMap *dw;
+    int row, column, matrix;
+
+    template <class T>
+    __device__ void load(int i, uint32_t block, uint32_t barrier) const
+    {
+        barrier_expect(barrier, BLOCK_BYTES);
+        load_box(block, dw, column + i * COLUMNS<T>, row, matrix, barrier);
+    }
+    template <class T>
+    __device__ void store(int i, uint32_t block) const
+    {
+        store_box(dw, column + i * COLUMNS<T>, row, matrix, block);
+    }
+    template <class T>
+    __device__ void add(int i, uint32_t block) const
+    {
+        add_box(dw, column + i * COLUMNS<T>, row, matrix, block);
+    }
+};
+
+/* A warpgroup's sums, block by block through shared memory. Adding is L2's work: every element gets
+ * one addition a call, so the order of the additions is no matter. */
+template <class T>
+__device__ __forceinline__ void write_sums(float (&d)[COMMON / 2], uint32_t staging, int group,
+                                           const target &to, bool add)
+{
     const bool first = threadIdx.x % 128 == 0;
 
 #pragma unroll
-    for (int i = 0; i < COMMON / COLUMNS; i++) {
-        const uint32_t block = staging + i % STAGING_BLOCKS * BLOCK_BYTES;
+    for (int i = 0; i < BLOCKS<T>; i++) {
+        const uint32_t block = staging + i % write_frame::STAGING * BLOCK_BYTES;
 
         if (first)
-            boxes_read<STAGING_BLOCKS - 1>(); /* the block's last contents have left */
+            boxes_read<write_frame::STAGING - 1>(); /* the block's last contents have left */
         named_barrier(1 + group, 128);
-        stage_block(d + i * COLUMNS / 2, block, (T *)nullptr);
+        stage_block(d + i * COLUMNS<T> / 2, block, (T *)nullptr);
         fence_async();
         named_barrier(1 + group, 128);
         if (first) {
-            if (add)
-                add_box(dw, column + i * COLUMNS, row, matrix, block);
-            else
-                store_box(dw, column + i * COLUMNS, row, matrix, block);
+            add ? to.add<T>(i, block) : to.store<T>(i, block);
             boxes_commit();
         }
     }
 }
 
+/* The old sums of a warpgroup: its blocks form a ring. One thread asks for those AHEAD of the one
+ * that is added to. */
+struct old_sums {
+    static constexpr int AHEAD = LOADED - LEAVING;
+
+    const load_frame &f;
+    int group;
+    place<LOADED> at, next; /* next: to be asked for, known to that thread */
+
+    __device__ uint32_t block(int slot) const { return f.staging(group) + slot * BLOCK_BYTES; }
+    __device__ uint32_t full(int slot) const { return f.own(group * LOADED + slot); }
+    __device__ void ask(const target &of, int i)
+    {
+        of.load<float>(i, block(next.slot), full(next.slot));
+        next.advance();
+    }
+
+    /* Adds a tile's sums, and asks for the following tile's first blocks. */
+    __device__ __forceinline__ void add(float (&d)[COMMON / 2], const target &to,
+                                        const target *following)
+    {
+        const bool first = threadIdx.x % 128 == 0;
+
+#pragma unroll
+        for (int i = 0; i < BLOCKS<float>; i++) {
+            if (first) {
+                boxes_read<LEAVING - 1>(); /* the block that is asked for has left */
+                if (i + AHEAD < BLOCKS<float>)
+                    ask(to, i + AHEAD);
+                else if (following)
+                    ask(*following, i + AHEAD - BLOCKS<float>);
+            }
+            barrier_wait(full(at.slot), at.parity);
+            add_block(d + i * COLUMNS<float> / 2, block(at.slot));
+            fence_async();
+            named_barrier(1 + group, 128);
+            if (first) {
+                to.store<float>(i, block(at.slot));
+                boxes_commit();
+            }
+            at.advance();
+        }
+    }
+};
+
+/* What both kernels' warps but those that multiply do */
+template <class Frame>
+__device__ __forceinline__ void serve(const Frame &f, const weight_shape &s, const int32_t *offsets,
+                                      struct plan *plan, const struct group_maps *maps, int warp)
+{
+    if (warp == 0) {
+        if (elected())
+            load_tiles(f, maps);
+    } else if (warp == 1 && cluster_rank() == 0) {
+        deal_tiles(f, plan, s.groups, [&](int group, int number) {
+            return describe(offsets, s.across, group, number);
+        });
+    }
+}
+
+__device__ __forceinline__ target target_of(const CUtensorMap *dw, int4 t, int group)
+{
+    return {dw, t.y * PAIR + (int)cluster_rank() * OWN + group * 64, t.w * COMMON, t.z};
+}
+
+template <class Frame>
+__device__ __forceinline__ void multiply_tile(const Frame &f, typename Frame::place &at, int group,
+                                              int4 t, float (&d)[COMMON / 2])
+{
+    multiply<product<COMMON, 1, 1>>(f, at, group, blocks_of(t.x), t.x % (DEPTH / STEP), d);
+}
+
 template <class T>
+__device__ __forceinline__ void write_tiles(const write_frame &f, const CUtensorMap *dw, int group,
+                                            bool add)
+{
+    place<MESSAGES> mail;
+    write_frame::place at;
+
+    for (;;) {
+        const int4 t = next_tile(f, mail);
+        float d[COMMON / 2];
+
+        if (t.z < 0)
+            return;
+        multiply_tile(f, at, group, t, d);
+        write_sums<T>(d, f.staging(group), group, target_of(dw, t, group), add);
+    }
+}
+
+__device__ __forceinline__ void add_tiles(const load_frame &f, const CUtensorMap *dw, int group)
+{
+    place<MESSAGES> mail;
+    load_frame::place at;
+    old_sums old = {f, group};
+    int4 t = next_tile(f, mail);
+
+    if (t.z >= 0 && threadIdx.x % 128 == 0)
+        for (int i = 0; i < old_sums::AHEAD; i++)
+            old.ask(target_of(dw, t, group), i);
+    while (t.z >= 0) {
+        float d[COMMON / 2];
+
+        multiply_tile(f, at, group, t, d);
+        const int4 following = next_tile(f, mail);
+        const target next = target_of(dw, following, group);
+
+        old.add(d, target_of(dw, t, group), following.z >= 0 ? &next : nullptr);
+        t = following;
+    }
+}
+
+template <class Frame, class T, bool ADDS_TO_OLD>
 __global__ __cluster_dims__(2)
     __launch_bounds__(THREADS, 1) void weight_kernel(const __grid_constant__ CUtensorMap dw,
                                                      const weight_shape s, const int32_t *offsets,
@@ -140,35 +304,18 @@ __global__ __cluster_dims__(2)
                                                      const struct group_maps *maps)
 {
     extern __shared__ uint8_t shared[];
-    const frame f = open_frame(shared);
-    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), rank = cluster_rank();
+    const Frame f(shared);
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
 
     if (warp < 4) {
         registers_fewer<24>();
-        if (warp == 0) {
-            if (elected())
-                load_tiles(f, maps);
-        } else if (warp == 1 && rank == 0) {
-            deal_tiles(f, plan, s.groups, [&](int group, int number) {
-                return describe(offsets, s.across, group, number);
-            });
-        }
+        serve(f, s, offsets, plan, maps, warp);
     } else {
-        const int group = warp / 4 - 1;
-        place<MESSAGES> mail;
-        place<STAGES> at;
-
         registers_more<240>();
-        for (;;) {
-            const int4 t = next_tile(f, mail);
-            float d[COMMON / 2];
-
-            if (t.z < 0)
-                break;
-            multiply<COMMON, 1, 1>(f, at, group, blocks_of(t.x), t.x % (DEPTH / STEP), d);
-            write_weight<T>(d, f.staging + group * STAGING_BYTES, group, &dw,
-                            t.y * PAIR + rank * OWN + group * 64, t.w * COMMON, t.z, s.add != 0);
-        }
+        if constexpr (ADDS_TO_OLD)
+            add_tiles(f, &dw, warp / 4 - 1);
+        else
+            write_tiles<T>(f, &dw, warp / 4 - 1, s.add != 0);
         if (threadIdx.x % 128 == 0)
             boxes_written();
     }
@@ -176,17 +323,18 @@ __global__ __cluster_dims__(2)
     cluster_barrier(); /* the other block may still reach into this one's memory */
 }
 
-template <class T>
+template <class Frame, class T, bool ADDS_TO_OLD>
 cudaError_t launch(cudaStream_t stream, const CUtensorMap &dw, const weight_shape &s,
                    const int32_t *offsets, struct plan *plan, const struct group_maps *maps)
 {
-    cudaError_t e = cudaFuncSetAttribute(weight_kernel<T>,
-                                         cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+    auto kernel = weight_kernel<Frame, T, ADDS_TO_OLD>;
+    cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         Frame::SHARED_BYTES);
 
     if (e != cudaSuccess)
         return e;
-    weight_kernel<T>
-        <<<2 * pairs_of_blocks(), THREADS, SHARED_BYTES, stream>>>(dw, s, offsets, plan, maps);
+    kernel<<<2 * pairs_of_blocks(), THREADS, Frame::SHARED_BYTES, stream>>>(dw, s, offsets, plan,
+                                                                          maps);
     return cudaGetLastError();
 }
 
@@ -213,6 +361,9 @@ cudaError_t hopper_weight(cudaStream_t stream, const struct grouped_gemm_shape *
     e = plan_weight(stream, g, down * across, offsets, &whole, dy, x, plan, maps);
     if (e != cudaSuccess)
         return e;
-    return narrow ? launch<__nv_bfloat16>(stream, out, s, offsets, plan, maps)
-                  : launch<float>(stream, out, s, offsets, plan, maps);
+    if (narrow)
+        return launch<write_frame, __nv_bfloat16, false>(stream, out, s, offsets, plan, maps);
+    if (g->add && g->rows < MANY_ROWS * g->groups)
+        return launch<load_frame, float, true>(stream, out, s, offsets, plan, maps);
+    return launch<write_frame, float, false>(stream, out, s, offsets, plan, maps);
 }

@@ -7,20 +7,15 @@
 #include "update/follow.cuh"
 #include "update/half.cuh"
 
-using namespace hopper;
+#include "grouped_gemm/ring.cuh"
+
+using namespace pair;
 
 namespace {
 
-constexpr int STAGES = 4, GROUPS = 2, THREADS = (GROUPS + 1) * 128;
+using frame = ring<4, 2>;
+
 constexpr int TILE = PAIR, HALF_TILE = OWN, BLOCK = 64; /* BLOCK: columns of a swizzled block, and DEPTH of a stage */
-constexpr uint32_t BLOCK_BYTES = BLOCK * 128, A_BYTES = OWN * DEPTH * 2, B_BYTES = TILE * DEPTH * 2;
-constexpr uint32_t STAGE_BYTES = A_BYTES + B_BYTES, STAGING_BYTES = 2 * BLOCK_BYTES; /* per warpgroup */
-
-struct signals {
-    uint64_t full[STAGES], empty[STAGES];
-};
-
-constexpr uint32_t SHARED_BYTES = STAGES * STAGE_BYTES + GROUPS * STAGING_BYTES + (uint32_t)sizeof(signals) + 1024;
 
 struct maps {
     CUtensorMap a, b, c;
@@ -52,42 +47,13 @@ __device__ __forceinline__ tile tile_of(const shape &s, int number)
     return {i * TILE, j * TILE, matrix};
 }
 
-/* addresses in shared memory */
-struct frame {
-    uint32_t stages, staging, signal;
-
-    __device__ uint32_t a(int slot) const { return stages + slot * STAGE_BYTES; }
-    __device__ uint32_t b(int slot) const { return stages + slot * STAGE_BYTES + A_BYTES; }
-    __device__ uint32_t full(int i) const { return signal + i * 8; }
-    __device__ uint32_t empty(int i) const { return signal + (STAGES + i) * 8; }
-};
-
-struct place {
-    int slot = 0;
-    uint32_t parity = 0;
-
-    __device__ void advance()
-    {
-        if (++slot == STAGES) {
-            slot = 0;
-            parity ^= 1;
-        }
-    }
-};
-
 /* All threads of both blocks. */
 __device__ __forceinline__ frame open_frame(void *shared)
 {
-    frame f;
+    const frame f(shared);
 
-    f.stages = (shared_address(shared) + 1023) & ~1023u;
-    f.staging = f.stages + STAGES * STAGE_BYTES;
-    f.signal = f.staging + GROUPS * STAGING_BYTES;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES; i++) {
-            barrier_init(f.full(i), 1);
-            barrier_init(f.empty(i), 2 * GROUPS);
-        }
+        f.init();
         fence_barrier_init();
     }
     __syncwarp();
@@ -96,15 +62,6 @@ __device__ __forceinline__ frame open_frame(void *shared)
 }
 
 /* ---- loads ---- */
-
-/* to the same place in both blocks of the pair, counted at the same barrier in each */
-__device__ __forceinline__ void load_box_pair(uint32_t to, const CUtensorMap *map, int c0, int c1, int c2, uint32_t barrier)
-{
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
-                 ".multicast::cluster [%0], [%1, {%2,%3,%4}], [%5], %6;" ::"r"(to),
-                 "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(barrier), "h"((uint16_t)3)
-                 : "memory");
-}
 
 /* 128 rows (columns, where they are stored across) from `at` on, `depth` on, of an operand: for this block, or for both. */
 template <bool ACROSS, bool BOTH>
@@ -125,7 +82,7 @@ template <int TA, int TB, bool SYMMETRIC>
 __device__ __forceinline__ void load_tiles(const frame &f, const maps &m, const shape &s)
 {
     const int rank = cluster_rank(), stages = (s.k + DEPTH - 1) / DEPTH;
-    place at;
+    frame::place at;
 
     for (int number = blockIdx.x / 2; number < s.all; number += gridDim.x / 2) {
         const tile t = tile_of<SYMMETRIC>(s, number);
@@ -147,49 +104,16 @@ __device__ __forceinline__ void load_tiles(const frame &f, const maps &m, const 
 
 /* d[64, 256] += A[64, 16] B[16, 256] */
 template <int TA, int TB>
-__device__ __forceinline__ void multiply_step(float (&d)[128], uint32_t a, uint32_t b)
-{
-    asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {" L256 "}, %128, %129, 1, 1, 1, %130, %131;\n"
-                 : F256
-                 : "l"(whole_descriptor(a)), "l"(whole_descriptor(b)), "n"(TA), "n"(TB));
-}
+struct half_product {
+    static constexpr int COLUMNS = TILE, A_ACROSS = TA, B_ACROSS = TB;
 
-/* Both blocks' loads into the slot may go on once the four warpgroups are through with it. */
-__device__ __forceinline__ void release(const frame &f, int slot)
-{
-    const uint32_t thread = threadIdx.x % 128;
-
-    if (thread < 2) barrier_arrive_cluster(cluster_address(f.empty(slot), thread));
-}
-
-template <int TA, int TB>
-__device__ __forceinline__ void multiply(const frame &f, place &at, int group, int stages, float (&d)[128])
-{
-    const uint32_t a0 = descriptor(f.a(0) + group * BLOCK_BYTES, BLOCK_BYTES), b0 = descriptor(f.b(0), BLOCK_BYTES);
-    int before = -1;
-
-#pragma unroll
-    for (int i = 0; i < 128; i++) d[i] = 0;
-    for (int i = 0; i < stages; i++) {
-        const uint32_t next = at.slot * (STAGE_BYTES / 16);
-
-        barrier_wait(f.full(at.slot), at.parity);
-        mma_begin();
-#pragma unroll
-        for (int j = 0; j < DEPTH / STEP; j++)
-            multiply_step<TA, TB>(d, a0 + next + j * (TA ? 128 : 2), b0 + next + j * (TB ? 128 : 2));
-        mma_commit();
-        if (before >= 0) {
-            mma_wait<1>();
-            release(f, before);
-        }
-        before = at.slot;
-        at.advance();
+    static __device__ __forceinline__ void run(float (&d)[128], uint32_t a, uint32_t b)
+    {
+        asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {" L256 "}, %128, %129, 1, 1, 1, %130, %131;\n"
+                     : F256
+                     : "l"(whole_descriptor(a)), "l"(whole_descriptor(b)), "n"(TA), "n"(TB));
     }
-    mma_wait<0>();
-    settle(d);
-    release(f, before);
-}
+};
 
 /* ---- results ---- */
 
@@ -278,16 +202,16 @@ __global__ __cluster_dims__(2) __launch_bounds__(THREADS, 1) void products_kerne
         if (warp == 0 && elected()) load_tiles<TA, TB, SYMMETRIC>(f, m, s);
     } else {
         const int group = warp / 4 - 1, stages = (s.k + DEPTH - 1) / DEPTH;
-        place at;
+        frame::place at;
 
         registers_more<240>();
         for (int number = blockIdx.x / 2; number < s.all; number += gridDim.x / 2) {
             float d[128];
 
-            multiply<TA, TB>(f, at, group, stages, d);
+            multiply<half_product<TA, TB>>(f, at, group, stages, 0, d);
             const tile t = tile_of<SYMMETRIC>(s, number);
             if constexpr (std::is_same<W, __half>::value)
-                write_tile<SYMMETRIC>(d, f.staging + group * STAGING_BYTES, group, &m.c, s, t);
+                write_tile<SYMMETRIC>(d, f.staging(group), group, &m.c, s, t);
             else
                 move_weights<TILE, W>(d, u, t.row + cluster_rank() * OWN + group * BLOCK, t.column, s.m, s.n, t.matrix);
         }
@@ -305,8 +229,8 @@ void launch(cuda_device *device, const maps &m, const shape &s, const half_updat
     auto kernel = products_kernel<TA, TB, SYMMETRIC, W>;
     const int pairs = std::min(s.all, device->multiprocessors / 2);
 
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
-    launch_following(device->stream, kernel, 2 * pairs, THREADS, SHARED_BYTES, m, s, u);
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, frame::SHARED_BYTES);
+    launch_following(device->stream, kernel, 2 * pairs, THREADS, frame::SHARED_BYTES, m, s, u);
 }
 
 /* An operand of `lines` rows or columns of the result, stored [lines,k] or across. */

@@ -189,20 +189,26 @@ struct grouped_case {
     struct array *offsets, *x, *w, *y;
 };
 
-/* Rows of y are the forward's result, and the backward's input. */
-static struct grouped_case grouped_case(int64_t n, int64_t k, glm52_dtype type, int32_t add, glm52_dtype gradient)
+/* Rows of y are the forward's result, and the backward's input. `times`: as many rows in every group. */
+static struct grouped_case grouped_case_times(int64_t n, int64_t k, glm52_dtype type, int32_t add, glm52_dtype gradient,
+                                              int times)
 {
     struct grouped_case c = {.shape = {.n = n, .k = k, .stride = n * k + 8, .groups = GROUPS, .add = add, .type = type,
                                        .gradient = gradient}};
     double offsets[GROUPS + 1] = {0};
 
-    for (int g = 0; g < GROUPS; g++) offsets[g + 1] = offsets[g] + (double)GROUP_ROWS[g];
+    for (int g = 0; g < GROUPS; g++) offsets[g + 1] = offsets[g] + (double)(times * GROUP_ROWS[g]);
     c.shape.rows = (int64_t)offsets[GROUPS];
     c.offsets = array_from(GLM52_DTYPE_I32, GROUPS + 1, offsets);
     c.x = array_normal(type, c.shape.rows * c.shape.k, 1);
     c.w = array_normal(type, GROUPS * c.shape.stride, 1);
     c.y = array_normal(type, c.shape.rows * c.shape.n, 1);
     return c;
+}
+
+static struct grouped_case grouped_case(int64_t n, int64_t k, glm52_dtype type, int32_t add, glm52_dtype gradient)
+{
+    return grouped_case_times(n, k, type, add, gradient, 1);
 }
 
 static double *copy_of(const struct array *a)
@@ -290,6 +296,11 @@ CASE(grouped_gemm, "widths that tensor cores take")
         check_grouped_shape(grouped_case(264, 72, BF16, add, BF16));
         check_grouped_shape(grouped_case(264, 520, BF16, add, F32));
     }
+}
+
+CASE(grouped_gemm, "widths that tensor cores take, thousands of rows a group")
+{
+    for (int add = 0; add < 2; add++) check_grouped_shape(grouped_case_times(136, 72, BF16, add, F32, 18));
 }
 
 static void check_no_rows(struct grouped_case c)

@@ -71,6 +71,11 @@ BENCH_FULL(grouped_gemm_backward_weight, "256 experts of ~512, 4096 from 6144, f
     bench_experts(TO_WEIGHT, 256, 512, 4096, 6144);
 }
 
+BENCH_FULL(grouped_gemm_backward_weight, "256 experts of ~512, 4096 from 6144, fp32, added to", "")
+{
+    bench_experts(TO_WEIGHT_ADDED, 256, 512, 4096, 6144);
+}
+
 BENCH_FULL(grouped_gemm_backward_weight, "256 experts of ~512, 4096 from 6144, bf16", "torch 523 A, 575 B, 500 C")
 {
     bench_experts(TO_WEIGHT_BF16, 256, 512, 4096, 6144);
