@@ -43,6 +43,7 @@ struct run {
     glm52_step *step;
     glm52_batch *batch;
     int64_t tokens;
+    double created; /* seconds that the model's first values took */
 };
 
 static void set_number(glm52_config *config, const char *key, int64_t value)
@@ -66,7 +67,9 @@ static void open_run(struct run *r, const char *preset, int threads, int64_t tok
     ok(glm52_config_set(config, "train.recompute", recompute ? "layers" : "none"));
     set_number(config, "train.microbatch_tokens", tokens);
     set_number(config, "data.pack_tokens", tokens);
+    double begin = now();
     ok(glm52_model_create(r->context, config, &r->model));
+    r->created = now() - begin;
     ok(glm52_optimizer_create(r->model, NULL, &r->optimizer));
     ok(glm52_step_create(r->model, r->optimizer, NULL, &r->step));
     ok(glm52_batch_create(r->context, &r->batch));
@@ -173,8 +176,10 @@ static void bench_step(int threads, int steps, int recompute)
 {
     struct run r;
     double step = INFINITY, reference = INFINITY;
+    uint64_t values;
 
     open_run(&r, "bench", threads, TOKENS, TOKENS, recompute);
+    ok(glm52_model_parameter_count(r.model, NULL, &values));
     double flops = planned_flops(&r);
     one_sgemm(threads);
     for (int i = 0; i < steps; i++) {
@@ -185,6 +190,8 @@ static void bench_step(int threads, int steps, int recompute)
     double sgemm = 2.0 * SIZE * SIZE * SIZE / reference, rate = flops / step, ratio = rate / sgemm;
     printf("preset bench, one document of %d tokens, %d threads, recompute %s, best of %d steps\n", TOKENS, threads,
            recompute ? "layers" : "none", steps);
+    printf("a new model: %.1f M values in %.3f s, %.2f ns each\n", 1e-6 * (double)values, r.created,
+           1e9 * r.created / (double)values);
     printf("sgemm %d^3: %.1f GFLOP/s\n", SIZE, 1e-9 * sgemm);
     printf("step: %.1f GFLOP in %.3f s, %.1f GFLOP/s, %.0f tokens/s\n", 1e-9 * flops, step, 1e-9 * rate, TOKENS / step);
     printf("ratio: %.3f of sgemm, target %.2f: %s\n\n", ratio, target, ratio >= target ? "met" : "MISSED");
