@@ -318,6 +318,87 @@ START_TEST(the_indexer_alone)
 }
 END_TEST
 
+/* ---- which operations a teacher takes ---- */
+
+static uint64_t calls(const char *operation)
+{
+    uint64_t sum = 0;
+
+    for (int i = 0; i < whole.rows; i++)
+        if (!strcmp(whole.row[i].operation, operation)) sum += whole.row[i].calls;
+    return sum;
+}
+
+static double bytes(const struct tally *tally, const char *operation)
+{
+    double sum = 0;
+
+    for (int i = 0; i < tally->rows; i++)
+        if (!strcmp(tally->row[i].operation, operation)) sum += tally->row[i].bytes;
+    return sum;
+}
+
+/* What the dense loss of one layer moves; less without an lse. */
+static double dense_loss_bytes(int dense, int with_lse)
+{
+    const struct model_config *m = &config.model;
+    int64_t rope = m->qk_rope_head_dim, heads = m->num_attention_heads;
+    struct indexer indexer = {.rows = (int64_t)work.tokens, .keys = (int64_t)work.tokens, .heads = (int32_t)m->index_n_heads,
+                              .width = (int32_t)m->index_head_dim, .type = GLM52_DTYPE_F32};
+    struct teacher teacher = {(int32_t)heads, (int32_t)(dense ? heads : 1),
+                              (int32_t)(dense ? m->qk_nope_head_dim + rope : m->kv_lora_rank + rope), 1};
+    static struct tally one;
+    struct stream s;
+    float lse = 0;
+
+    CHECKED(stream_open_meta(&s, &host));
+    memset(&one, 0, sizeof one);
+    s.tally = &one;
+    s.label = "one";
+    s.ops->index_kl_dense(&s, &indexer, &teacher, NULL, NULL, NULL, NULL, NULL, with_lse ? &lse : NULL, NULL, NULL, NULL, NULL,
+                          NULL, NULL, NULL, NULL);
+    stream_close(&s);
+    return bytes(&one, "index_kl_dense");
+}
+
+/* The table of docs/accounting.md, row by row. */
+START_TEST(a_teacher_takes_what_the_attention_left)
+{
+    static const struct {
+        const char *settings;
+        int dense, dense_loss, alone;
+    } stages[] = {
+        {"train.attention=sparse indexer_loss.kind=sparse train.train_only=all", 0, 0, 0},
+        {"train.attention=sparse indexer_loss.kind=sparse train.train_only=indexer", 0, 0, 1},
+        {"train.attention=sparse indexer_loss.kind=dense train.train_only=all", 0, 1, 0},
+        {"train.attention=sparse indexer_loss.kind=dense train.train_only=indexer", 0, 1, 1},
+        {"train.attention=dense indexer_loss.kind=dense train.train_only=all", 1, 1, 0},
+        {"train.attention=dense indexer_loss.kind=dense train.train_only=indexer", 1, 1, 1},
+    };
+
+    begin(odd);
+    for (size_t i = 0; i < sizeof stages / sizeof *stages; i++) {
+        int dense = stages[i].dense, dense_loss = stages[i].dense_loss, alone = stages[i].alone;
+
+        set_all(stages[i].settings);
+        count_step(odd_documents);
+        struct flop_executions n = flop_executions(&config);
+        uint64_t layers = (uint64_t)n.layers, indexers = (uint64_t)n.indexers;
+        ck_assert_uint_eq(calls("sparse_mla_forward"), dense ? 0 : layers);
+        ck_assert_uint_eq(calls("sparse_mla_backward"), dense || alone ? 0 : layers);
+        ck_assert_uint_eq(calls("sparse_mla_target"), !dense_loss && alone ? indexers : 0);
+        ck_assert_uint_eq(calls("dense_attention_forward"), dense ? layers : 0);
+        ck_assert_uint_eq(calls("dense_attention_backward"), dense && !alone ? layers : 0);
+        ck_assert_uint_eq(calls("index_kl_selected"), dense_loss ? 0 : indexers);
+        ck_assert_uint_eq(calls("index_kl_dense"), dense_loss ? indexers : 0);
+        if (dense_loss) /* dense attention has left the lse of all keys */
+            ck_assert_double_eq(bytes(&whole, "index_kl_dense"), (double)indexers * dense_loss_bytes(dense, dense));
+        ck_assert_double_gt(dense_loss_bytes(dense, 1), dense_loss_bytes(dense, 0));
+    }
+    end();
+}
+END_TEST
+
 START_TEST(the_released_model)
 {
     begin(full);
@@ -444,6 +525,7 @@ int main(void)
     tcase_add_test(terms, sparse_training_of_an_odd_shape);
     tcase_add_test(terms, dense_training_of_an_odd_shape);
     tcase_add_test(terms, the_indexer_alone);
+    tcase_add_test(terms, a_teacher_takes_what_the_attention_left);
     tcase_add_test(terms, the_released_model);
     tcase_add_test(terms, a_dry_run_of_the_released_model);
     tcase_add_test(metrics, rates_are_of_the_documents_trained_on);
