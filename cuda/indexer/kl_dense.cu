@@ -5,11 +5,13 @@
  * For a chunk of rows two slabs [rows, keys] hold the student's scores and the teacher's probabilities, which turn into the
  * gradient of the scores: the sum of the teacher's probabilities over its heads tile by tile, then the loss of each row; with
  * the gradient of the scores each head of the student is done once more, for rows and for keys. A gradient is summed in fp32
- * in order of tiles and heads, chunk after chunk. */
-#include "attention/visible.cuh"
+ * in order of tiles and heads, chunk after chunk. The kernels here take any shape; teacher.cuh and kl_dense.cuh have those on
+ * tensor cores, for teacher and student. */
 #include "dense/tile.cuh"
 #include "indexer/index_kl.cuh"
+#include "indexer/kl_dense.cuh"
 #include "indexer/scores.cuh"
+#include "indexer/teacher.cuh"
 
 namespace {
 
@@ -30,37 +32,67 @@ struct arguments {
     void *dq;
     float *dkey, *dweight;
     int64_t first, rows; /* the chunk */
-    float *score, *p;    /* [rows, keys] */
+    int64_t stride;      /* of the slabs */
+    float *score, *p;    /* [rows, stride] */
     const float *lse;    /* [rows, teacher heads] */
-    float *own_lse;      /* the same where it is made here */
+    float *own_lse;      /* the same where it is made here, for teacher.cu TEACHER_PARTS times */
+    /* of kl_dense.cuh, else NULL */
+    uint32_t *active;    /* [rows, stride] */
+    range *seen;         /* [groups of rows] */
+    float *part;
+    int parts;
 };
 
 /* Everything passes through fp32: gradients of keys are fp32 sums, whatever the operands' type. */
 using product = tile<float, TILE, TILE, ALONG, ALONG>;
 
-int64_t chunk_rows(const struct indexer *i)
+bool is_fast(const struct indexer *i)
 {
-    const int64_t fit = i->keys ? (int64_t)(SLAB / sizeof(float)) / i->keys : i->rows;
-
-    return std::min(std::max<int64_t>(fit / TILE * TILE, TILE), i->rows);
+    return i->type == GLM52_DTYPE_BF16 && i->heads == DENSE_HEADS && i->width == DENSE_WIDTH && i->rows > 0 &&
+           i->rows <= INT32_MAX / DENSE_HEADS && i->keys > 0 && i->keys <= INT32_MAX - DENSE_KEYS;
 }
 
-size_t layout(const struct indexer *i, const struct teacher *t, void *base, arguments *x)
+int64_t slab_stride(const struct indexer *i) { return divided(i->keys, DENSE_KEYS) * DENSE_KEYS; }
+
+/* Of a chunk: multiples of what the tensor cores' kernels take at a time, if so many fit. */
+int64_t chunk_rows(const struct indexer *i)
 {
-    const int64_t rows = chunk_rows(i);
+    const int64_t whole = 4 * TILE, fit = i->keys ? (int64_t)(SLAB / sizeof(float)) / slab_stride(i) : i->rows;
+
+    return std::min(fit >= whole ? fit / whole * whole : std::max<int64_t>(fit / TILE * TILE, TILE), i->rows);
+}
+
+/* As many parts as fill the device three times: under causal attention the first keys have twice the rows of the average. */
+int parts_of(const cuda_device *d, const struct indexer *i)
+{
+    const int64_t fill = 3 * d->multiprocessors / divided(i->keys, DENSE_KEYS);
+
+    return (int)std::max<int64_t>(1, std::min<int64_t>({fill, DENSE_MOST_PARTS, divided(chunk_rows(i), DENSE_GROUP)}));
+}
+
+size_t layout(const cuda_device *d, const struct indexer *i, const struct teacher *t, void *base, arguments *x)
+{
+    const int64_t rows = divided(chunk_rows(i), DENSE_GROUP) * DENSE_GROUP;
     size_t used = 0;
 
-    x->score = carve<float>(base, &used, rows * i->keys);
-    x->p = carve<float>(base, &used, rows * i->keys);
-    x->own_lse = carve<float>(base, &used, rows * t->heads);
+    x->stride = slab_stride(i);
+    x->score = carve<float>(base, &used, rows * x->stride);
+    x->p = carve<float>(base, &used, rows * x->stride);
+    x->own_lse = carve<float>(base, &used, TEACHER_PARTS * rows * t->heads);
+    if (is_fast(i)) {
+        x->parts = parts_of(d, i);
+        x->active = carve<uint32_t>(base, &used, rows * x->stride);
+        x->seen = carve<range>(base, &used, rows / DENSE_GROUP);
+        x->part = carve<float>(base, &used, x->parts * x->stride * DENSE_WIDTH);
+    }
     return used;
 }
 
-size_t index_kl_dense_bytes(struct stream *, const struct indexer *i, const struct teacher *t)
+size_t index_kl_dense_bytes(struct stream *s, const struct indexer *i, const struct teacher *t)
 {
-    arguments x;
+    arguments x = {};
 
-    return layout(i, t, nullptr, &x);
+    return layout(device_of(s), i, t, nullptr, &x);
 }
 
 /* A tile of rows of the chunk. */
@@ -187,20 +219,44 @@ __global__ __launch_bounds__(THREADS) void teacher_mean_kernel(const arguments x
 #pragma unroll
     for (int e = 0; e < product::COUNT; e++)
         if (seen(bound, product::row(e), key + product::column(e)))
-            x.p[(b.row + product::row(e)) * x.i.keys + key + product::column(e)] = total[e] / (float)x.t.heads;
+            x.p[(b.row + product::row(e)) * x.stride + key + product::column(e)] = total[e] / (float)x.t.heads;
 }
 
 /* ---- the student ---- */
 
-/* The loss of each row; p becomes the gradient of the scores. */
+/* What each group of rows sees. */
+__global__ void ranges_kernel(const arguments x)
+{
+    const int64_t group = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
+    range seen = {INT32_MAX, 0};
+
+    if (group * DENSE_GROUP >= x.rows) return;
+    for (int64_t row = group * DENSE_GROUP; row < min((group + 1) * DENSE_GROUP, x.rows); row++) {
+        const int start = x.start[x.first + row], end = x.end[x.first + row];
+
+        if (start < end) seen = {min(seen.low, start), max(seen.high, end)};
+    }
+    x.seen[group] = seen.low < seen.high ? seen : range{0, 0};
+}
+
+/* The loss of each row; p becomes the gradient of the scores, for the tensor cores' kernels also 0 where a row sees nothing of
+ * what others of its group see, and in rows that fill up the last group. */
 __global__ __launch_bounds__(THREADS) void loss_kernel(const arguments x)
 {
     const int64_t t = x.first + blockIdx.x;
-    const int start = x.start[t], n = x.end[t] - start;
-    float *p = x.p + blockIdx.x * x.i.keys + start;
-    const float kl = n > 0 ? kl_row<THREADS>(x.score + blockIdx.x * x.i.keys + start, p, n, x.row_weight[t], p) : 0;
+    const bool here = blockIdx.x < x.rows;
+    const int start = here ? x.start[t] : 0, end = here ? max(x.end[t], start) : 0;
+    float *p = x.p + blockIdx.x * x.stride;
+    const float kl = start < end ? kl_row<THREADS>(x.score + blockIdx.x * x.stride + start, p + start, end - start,
+                                                   x.row_weight[t], p + start)
+                                 : 0;
 
-    if (threadIdx.x == 0) x.kl[t] = kl;
+    if (threadIdx.x == 0 && here) x.kl[t] = kl;
+    if (!x.seen) return;
+    const range seen = x.seen[blockIdx.x / DENSE_GROUP];
+    const int64_t low = seen.low / DENSE_KEYS * DENSE_KEYS, high = (seen.high + DENSE_KEYS - 1LL) / DENSE_KEYS * DENSE_KEYS;
+    for (int64_t u = low + threadIdx.x; u < high; u += THREADS)
+        if (u < start || u >= end) p[u] = 0;
 }
 
 /* c of a tile into shared memory, 0 where not visible, and if wanted the terms of dweight. */
@@ -214,7 +270,7 @@ __device__ void coefficients(const arguments &x, product::shared &shared, const 
     __syncthreads();
     t.each([&](int r, int u, float dot) {
         const bool active = seen(bound, r, key + u) && dot > 0;
-        const float slope = active ? x.p[(b.row + r) * x.i.keys + key + u] : 0;
+        const float slope = active ? x.p[(b.row + r) * x.stride + key + u] : 0;
 
         c[r][u] = active ? slope * x.weight[(x.first + b.row + r) * x.i.heads + h] : 0;
         if (term) term[r][u] = active ? slope * dot : 0;
@@ -301,17 +357,42 @@ __global__ __launch_bounds__(THREADS) void keys_kernel(const arguments x)
 /* ---- the operation ---- */
 
 template <class T>
-void learn_chunk(cuda_device *d, const arguments &x, const score_call &scores)
+void teach(cuda_device *d, const arguments &x)
+{
+    const unsigned rows = (unsigned)divided(x.rows, TILE), keys = (unsigned)divided(x.i.keys, TILE);
+    const bool own = x.lse == x.own_lse;
+
+    if (teach_hopper(d, {x.t, x.i.rows, x.i.keys, x.first, x.rows, x.stride, x.i.type, x.teacher_q, x.teacher_key, x.start, x.end,
+                         own ? nullptr : x.lse, x.own_lse, x.p}))
+        return;
+    if (own) teacher_lse_kernel<T><<<dim3(rows, (unsigned)x.t.heads), THREADS, 0, d->stream>>>(x);
+    teacher_mean_kernel<T><<<dim3(keys, rows), THREADS, 0, d->stream>>>(x);
+}
+
+template <class T>
+void learn(cuda_device *d, const arguments &x, const score_call &scores)
 {
     const unsigned rows = (unsigned)divided(x.rows, TILE), keys = (unsigned)divided(x.i.keys, TILE);
     const unsigned columns = (unsigned)divided(x.i.width, COLUMNS);
 
-    if (x.lse == x.own_lse) teacher_lse_kernel<T><<<dim3(rows, (unsigned)x.t.heads), THREADS, 0, d->stream>>>(x);
-    teacher_mean_kernel<T><<<dim3(keys, rows), THREADS, 0, d->stream>>>(x);
-    score_rows(d, scores, x.first, x.rows, SCORES_SEEN, x.i.keys, x.score);
+    score_rows(d, scores, x.first, x.rows, SCORES_SEEN, x.stride, x.score);
     loss_kernel<<<(unsigned)x.rows, THREADS, 0, d->stream>>>(x);
     rows_kernel<T><<<dim3(rows, (unsigned)x.i.heads, columns), THREADS, 0, d->stream>>>(x);
     keys_kernel<T><<<dim3(keys, columns), THREADS, 0, d->stream>>>(x);
+}
+
+void learn_fast(cuda_device *d, const arguments &x, const score_call &scores)
+{
+    const unsigned groups = (unsigned)divided(x.rows, DENSE_GROUP);
+    const dense_slopes slopes = {x.i.rows, x.i.keys, x.first, x.rows, x.stride, (const bf16 *)x.q, (const bf16 *)x.key, x.weight,
+                                 x.p, x.active, x.seen, (bf16 *)x.dq, x.dkey, x.dweight, x.part, x.parts};
+
+    if (!hopper_score_rows(d, scores, x.first, x.rows, SCORES_SEEN, x.stride, x.score, x.active))
+        return record_error(d, cudaErrorNotSupported, "index_kl_dense");
+    ranges_kernel<<<(unsigned)divided(groups, 128), 128, 0, d->stream>>>(x);
+    loss_kernel<<<groups * DENSE_GROUP, THREADS, 0, d->stream>>>(x);
+    dense_rows(d, slopes);
+    dense_keys(d, slopes);
 }
 
 void index_kl_dense(struct stream *s, const struct indexer *i, const struct teacher *t, const void *q, const void *key,
@@ -322,15 +403,20 @@ void index_kl_dense(struct stream *s, const struct indexer *i, const struct teac
     cuda_device *d = device_of(s);
     const score_call scores = score_call_of(i, q, key, weight, start, end);
     const int64_t step = chunk_rows(i);
+    const bool fast = is_fast(i);
     arguments x = {*i, *t, q, key, weight, teacher_q, teacher_key, start, end, row_weight, kl, dq, dkey, dweight};
 
     count_index_kl_dense(s, i, t, teacher_lse != nullptr);
     if (i->rows == 0 && i->keys > 0) cudaMemsetAsync(dkey, 0, (size_t)(i->keys * i->width) * sizeof(float), d->stream);
-    layout(i, t, workspace, &x);
+    layout(d, i, t, workspace, &x);
     for (x.first = 0; x.first < i->rows; x.first += step) {
         x.rows = std::min(step, i->rows - x.first);
         x.lse = teacher_lse ? teacher_lse + x.first * t->heads : x.own_lse;
-        with_type(i->type, [&](auto element) { learn_chunk<decltype(element)>(d, x, scores); });
+        with_type(i->type, [&](auto element) {
+            teach<decltype(element)>(d, x);
+            if (!fast) learn<decltype(element)>(d, x, scores);
+        });
+        if (fast) learn_fast(d, x, scores);
     }
     launched(d, "index_kl_dense");
 }

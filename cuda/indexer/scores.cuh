@@ -25,6 +25,10 @@ enum score_use {
 void score_rows(cuda_device *d, const score_call &c, int64_t first, int64_t rows, score_use use, int64_t stride,
                 float *scores);
 
-/* The same by Hopper's tensor cores (scores_hopper.cu); false: not of this shape, nothing done. */
+/* The same by Hopper's tensor cores (scores_hopper.cu); false: not of this shape, nothing done. active, laid out as scores, if
+ * not NULL (with SCORES_SEEN): a bit for each head whose dot is above 0, see active_bit. */
 bool hopper_score_rows(cuda_device *d, const score_call &c, int64_t first, int64_t rows, score_use use, int64_t stride,
-                       float *scores);
+                       float *scores, uint32_t *active = nullptr);
+
+/* Heads 8 i + 2 c + b at 16 b + 4 c + i: lane c of four has its heads of an accumulator side by side. */
+__device__ __forceinline__ int active_bit(int head) { return head % 2 * 16 + head % 8 / 2 * 4 + head / 8; }

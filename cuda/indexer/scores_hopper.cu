@@ -33,6 +33,7 @@ struct arguments {
     const float *weight;
     const int32_t *start, *end;
     float *scores;
+    uint32_t *active;
 };
 static_assert(OWN == 4, "a quarter of a warp's lanes has a row each");
 
@@ -180,16 +181,43 @@ __device__ __forceinline__ float relu(float x) /* NaN goes through */
 /* Where a lane's scores go: row lane % 4 of four, for two keys of every 64. */
 struct column {
     float *scores; /* of its row at key 0 */
+    uint32_t *active;
     int start, count;
 };
 
+/* Of four values, one per row, in each of four lanes: what `add` makes of those of row lane % 4. */
+template <class T, class F>
+__device__ __forceinline__ T join_lanes(const T (&x)[4], F add)
+{
+    const bool upper = threadIdx.x & 2, odd = threadIdx.x & 1;
+    const T kept0 = add(upper ? x[2] : x[0], __shfl_xor_sync(~0u, upper ? x[0] : x[2], 2));
+    const T kept1 = add(upper ? x[3] : x[1], __shfl_xor_sync(~0u, upper ? x[1] : x[3], 2));
+
+    return add(odd ? kept1 : kept0, __shfl_xor_sync(~0u, odd ? kept0 : kept1, 1));
+}
+
+/* Four rows' active heads of one of a lane's keys. */
+__device__ __forceinline__ uint32_t fold_active(const float (&d)[COUNT], int key)
+{
+    uint32_t word[4];
+
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+        word[r] = 0;
+#pragma unroll
+        for (int h = 0; h < 8; h++) word[r] |= d[r * 16 + h / 2 * 4 + key * 2 + h % 2] > 0 ? 1u << (h % 2 * 16 + h / 2) : 0;
+        word[r] <<= threadIdx.x % 4 * 4;
+    }
+    return join_lanes(word, [](uint32_t a, uint32_t b) { return a | b; });
+}
+
 /* Four rows' scores of 64 keys; `mine` and mine + 8 are this lane's keys. */
+template <bool ACTIVE>
 __device__ __forceinline__ void fold(const float (&d)[COUNT], const float (*weight)[4][8], const column &to, int mine,
                                      const arguments &a)
 {
     const int quarter = threadIdx.x % 4;
-    const bool upper = quarter & 2, odd = quarter & 1;
-    float total[4][2];
+    float total[2][4];
 
 #pragma unroll
     for (int r = 0; r < 4; r++) {
@@ -202,22 +230,22 @@ __device__ __forceinline__ void fold(const float (&d)[COUNT], const float (*weig
 
 #pragma unroll
             for (int h = 0; h < 8; h++) sum += w[h] * relu(d[r * 16 + h / 2 * 4 + key * 2 + h % 2]);
-            total[r][key] = sum;
+            total[key][r] = sum;
         }
     }
     /* Four lanes have partial sums of four rows: each adds up one row's. */
 #pragma unroll
     for (int key = 0; key < 2; key++) {
-        const float given0 = upper ? total[0][key] : total[2][key], given1 = upper ? total[1][key] : total[3][key];
-        const float kept0 = (upper ? total[2][key] : total[0][key]) + __shfl_xor_sync(~0u, given0, 2);
-        const float kept1 = (upper ? total[3][key] : total[1][key]) + __shfl_xor_sync(~0u, given1, 2);
-        const float score = (odd ? kept1 : kept0) + __shfl_xor_sync(~0u, odd ? kept0 : kept1, 1);
+        const float score = join_lanes(total[key], [](float x, float y) { return x + y; });
+        const uint32_t active = ACTIVE ? fold_active(d, key) : 0;
         const int at = mine + key * 8;
 
-        if ((unsigned)(at - to.start) < (unsigned)to.count)
+        if ((unsigned)(at - to.start) < (unsigned)to.count) {
             to.scores[at] = score;
-        else if (a.use == SCORES_ALL && to.scores && at < a.keys)
+            if (ACTIVE) to.active[at] = active;
+        } else if (a.use == SCORES_ALL && to.scores && at < a.keys) {
             to.scores[at] = -INFINITY;
+        }
     }
 }
 
@@ -229,6 +257,7 @@ __device__ __forceinline__ column column_of(const arguments &a, int64_t row)
         c.start = a.start[a.first + row];
         c.count = max(a.end[a.first + row] - c.start, 0);
         c.scores = a.scores + row * a.stride;
+        c.active = a.active + row * a.stride;
     }
     return c;
 }
@@ -253,6 +282,7 @@ __device__ __forceinline__ void take_weights(const arguments &a, shared *s, int 
     group_barrier(group);
 }
 
+template <bool ACTIVE>
 __device__ __forceinline__ void score(shared *s, uint32_t q, uint32_t keys, int tiles, const arguments &a, int group)
 {
     const int lane = threadIdx.x % 32, key_in_tile = threadIdx.x % 128 / 32 * 16 + lane / 4;
@@ -279,13 +309,14 @@ __device__ __forceinline__ void score(shared *s, uint32_t q, uint32_t keys, int 
             settle(d);
             barrier_arrive_warp(shared_address(&s->empty[slot]));
             if (t == to - 1) barrier_arrive_warp(shared_address(&s->q_empty));
-            fold(d, weight, to_column, t * KEYS + key_in_tile, a);
+            fold<ACTIVE>(d, weight, to_column, t * KEYS + key_in_tile, a);
             if (++slot == STAGES) slot = 0, parity ^= 1;
         }
     });
     if (group == 0) await_turn(0); /* takes what the last one gave last */
 }
 
+template <bool ACTIVE>
 __global__ __launch_bounds__(THREADS, 1) void scores_kernel(const __grid_constant__ CUtensorMap q_map,
                                                             const __grid_constant__ CUtensorMap key_map, const arguments a)
 {
@@ -309,27 +340,29 @@ __global__ __launch_bounds__(THREADS, 1) void scores_kernel(const __grid_constan
         if (threadIdx.x == GROUPS * 128) load(s, q, keys, tiles, a, &q_map, &key_map);
     } else {
         registers_more<112>();
-        score(s, q, keys, tiles, a, threadIdx.x / 128);
+        score<ACTIVE>(s, q, keys, tiles, a, threadIdx.x / 128);
     }
 }
 
 } /* namespace */
 
 bool hopper_score_rows(cuda_device *d, const score_call &c, int64_t first, int64_t rows, score_use use, int64_t stride,
-                       float *scores)
+                       float *scores, uint32_t *active)
 {
+    const auto kernel = active ? scores_kernel<true> : scores_kernel<false>;
     CUtensorMap q, key;
 
     if (c.i.type != GLM52_DTYPE_BF16 || c.i.heads != HEADS || c.i.width != WIDTH || !c.wide ||
         c.i.rows > INT32_MAX / HEADS || c.i.keys > INT32_MAX - KEYS ||
         !map_bf16_rows(&q, c.q, c.i.rows * HEADS, WIDTH, BOX_ROWS) || !map_bf16_rows(&key, c.key, c.i.keys, WIDTH, KEYS))
         return false;
-    allow_shared(scores_kernel, SHARED_BYTES);
+    allow_shared(kernel, SHARED_BYTES);
     for (int64_t done = 0; done < rows; done += MOST_TILES * ROWS) {
         const arguments a = {first + done, std::min<int64_t>(rows - done, MOST_TILES * ROWS), c.i.keys, stride, c.i.k, use,
-                             c.weight, c.start, c.end, scores + done * stride};
+                             c.weight, c.start, c.end, scores + done * stride,
+                             active ? active + done * stride : nullptr};
 
-        scores_kernel<<<d->multiprocessors, THREADS, SHARED_BYTES, d->stream>>>(q, key, a);
+        kernel<<<d->multiprocessors, THREADS, SHARED_BYTES, d->stream>>>(q, key, a);
     }
     return true;
 }

@@ -1,0 +1,42 @@
+/* The fast form of the loss over all visible keys: 32 bf16 heads of 128 (kl_dense.cu says what is computed).
+ *
+ * Three slabs [rows, stride] of a chunk: scores, the teacher's probabilities, which loss_kernel turns into slopes (row_weight *
+ * (softmax - p), the gradient of the scores), and which heads are active (dots > 0), a bit each as in scores.cuh. With these
+ * both gradients are one product each, without the dots: dq[t,h] = weight[t,h] sum_u slope[t,u] active[t,h,u] key[u], and
+ * dkey[u] = sum_t,h slope[t,u] weight[t,h] active[t,h,u] q[t,h]. Their left operands are made in registers as the sum of two
+ * bf16 numbers each, which lose 2^-17 of a slope; q and key are bf16 as they come, and sums are fp32. */
+#pragma once
+
+#include "attention/visible.cuh"
+#include "device/element.cuh"
+#include "sparse_mla/hopper.cuh"
+
+constexpr int DENSE_HEADS = 32, DENSE_WIDTH = 128;
+constexpr int DENSE_GROUP = 8;      /* rows with one range of keys */
+constexpr int DENSE_KEYS = 256;     /* of a block of kl_dense_keys.cu; slopes are whole to multiples of it */
+constexpr int DENSE_MOST_PARTS = 32;
+
+struct dense_slopes {
+    int64_t all_rows, keys, first, rows; /* the chunk: `rows` from row `first` on */
+    int64_t stride;             /* keys, rounded up to DENSE_KEYS */
+    const bf16 *q, *key;
+    const float *weight, *slope;
+    const uint32_t *active;
+    const range *seen;          /* [groups]: keys that any row of a group sees */
+    bf16 *dq;
+    float *dkey, *dweight;
+    float *part;                /* [parts, stride, DENSE_WIDTH] */
+    int parts;
+};
+
+void dense_rows(cuda_device *d, const dense_slopes &x); /* dq, dweight */
+void dense_keys(cuda_device *d, const dense_slopes &x); /* dkey (+)= */
+
+/* Two numbers as the left operand of a product, and what their rounding lost. */
+__device__ __forceinline__ void split(float low, float high, uint32_t mask, uint32_t &kept, uint32_t &lost)
+{
+    const uint32_t both = hopper::pack_bf16(low, high);
+
+    kept = both & mask;
+    lost = hopper::pack_bf16(low - __uint_as_float(both << 16), high - __uint_as_float(both & 0xffff0000)) & mask;
+}
