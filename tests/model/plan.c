@@ -281,8 +281,11 @@ START_TEST(a_plan_for_a_gpu_needs_no_gpu)
     OK(glm52_model_create(meta.context, meta.config, &meta.model));
     OK(glm52_optimizer_create(meta.model, NULL, &meta.optimizer));
     OK(glm52_step_create(meta.model, meta.optimizer, NULL, &meta.step));
-    for (int class = MEMORY_PARAMETERS; class < MEMORY_ACTIVATIONS; class++)
-        ck_assert(planned(&meta, memory_class_name[class]) == planned(&cpu, memory_class_name[class]));
+    double piece = there ? (double)device.ops->taken_bytes(&device, 1) : 0; /* in which a GPU gives memory */
+    for (int class = MEMORY_PARAMETERS; class < MEMORY_ACTIVATIONS; class++) {
+        double bytes = planned(&meta, memory_class_name[class]), asked = planned(&cpu, memory_class_name[class]);
+        ck_assert(there ? bytes >= asked && bytes < asked + 3 * piece && fmod(bytes, piece) == 0 : bytes == asked);
+    }
     if (there)
         ck_assert(workspace && planned(&meta, "workspace") > (double)workspace);
     else
