@@ -1,7 +1,7 @@
 -- Four layers of GLM-5.2 at full width on one GPU: 1 dense and 3 MoE layers of 32 experts, indexers full, full, full,
--- shared; random weights and tokens. Prints for each pack size the time of a step, tokens/s, memory and model TFLOP/s, and
--- up to 8192 tokens what each part of a step takes. GEMM=TFLOP/s of a large product in the same run adds the share of it;
--- STEPS=N times N steps.
+-- shared; random weights and tokens. Prints for each pack size the time of a step, tokens/s, memory and model
+-- TFLOP/s, and up to 8192 tokens what each part of a step takes. GEMM=TFLOP/s of a large product in the same run adds
+-- the share of it; STEPS=N times N steps.
 --
 --   glm52 train examples/h200_proxy.lua alike 4096 8192 16384    what PyTorch trains by default: AdamW, all in bf16, fast
 --                                                                operations; beside it the deterministic ones
@@ -63,8 +63,10 @@ local function report(label, tokens, step, seconds, memory)
   local time = median(seconds)
   local scale = step:metric "seconds" / time
   local published, exact = step:metric "tflops_megatron_6753" * scale, step:metric "tflops_exact" * scale
-  local line = "%-15s %6d tokens  %8.1f ms [%.1f..%.1f]  %6.0f tokens/s  %5.1f GB  %4.0f TFLOP/s published, %4.0f exact%s  loss %.3f"
-  print(line:format(label, tokens, time * 1e3, seconds[1] * 1e3, seconds[#seconds] * 1e3, tokens / time, memory / 1e9, published, exact,
+  local line = "%-15s %6d tokens  %8.1f ms [%.1f..%.1f]  %6.0f tokens/s  %5.1f GB  " ..
+    "%4.0f TFLOP/s published, %4.0f exact%s  loss %.3f"
+  print(line:format(label, tokens, time * 1e3, seconds[1] * 1e3, seconds[#seconds] * 1e3, tokens / time, memory / 1e9,
+    published, exact,
     gemm and string.format(" (%.2f, %.2f of gemm)", published / gemm, exact / gemm) or "", step:metric "loss"))
 end
 
@@ -184,7 +186,9 @@ local function measure(kind, context, model, options, tokens)
   local batches = {}
   for i = 1, 4 do batches[i] = random_batch(context, device == "meta" and 2 or tokens, 154880) end
   measure_step(kind, context, model, optimizer, config, tokens, batches)
-  if tokens <= 8192 and device ~= "meta" then measure_parts(kind, context, model, optimizer, options, tokens, batches) end
+  if tokens <= 8192 and device ~= "meta" then
+    measure_parts(kind, context, model, optimizer, options, tokens, batches)
+  end
   for _, batch in ipairs(batches) do batch:close() end
 end
 

@@ -1,8 +1,8 @@
 /* Philox 4x32-10: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
  *
- * Normal numbers are the bulk of a new model's values, so they are made LANES pairs at a time, in loops that compilers turn
- * into vector instructions; logarithm, sine and cosine are series that such loops can hold. No multiplication is fused with
- * an addition: values are the same on every machine. */
+ * Normal numbers are the bulk of a new model's values, so they are made LANES pairs at a time, in loops that compilers
+ * turn into vector instructions; logarithm, sine and cosine are series that such loops can hold. No multiplication is
+ * fused with an addition: values are the same on every machine. */
 #include "base/random.h"
 
 #include <math.h>
@@ -110,7 +110,8 @@ static inline double log_of(double x)
     sum = sum * z + 1.0 / 7;
     sum = sum * z + 1.0 / 5;
     sum = sum * z + 1.0 / 3;
-    return exponent * 0x1.62e42fefa2p-1 + (2 * s + (2 * s * z * sum + exponent * 0x1.9ef35793c7673p-41)); /* log 2 in two */
+    /* log 2 in two */
+    return exponent * 0x1.62e42fefa2p-1 + (2 * s + (2 * s * z * sum + exponent * 0x1.9ef35793c7673p-41));
 }
 
 /* |x| <= pi / 4, z = x^2: the series of sine and cosine, which end below 1e-17. */
@@ -143,7 +144,8 @@ static inline double cosine_of(double z)
 }
 
 /* Box-Muller: one block gives the numbers 2 pair and 2 pair + 1. */
-static inline __attribute__((always_inline)) void normal_pairs(struct random_key key, uint64_t pair, float *out, int lanes)
+static inline __attribute__((always_inline)) void normal_pairs(struct random_key key, uint64_t pair, float *out,
+                                                               int lanes)
 {
     uint32_t x[4][LANES];
 
@@ -151,11 +153,13 @@ static inline __attribute__((always_inline)) void normal_pairs(struct random_key
     for (int i = 0; i < lanes; i++) {
         double length = sqrt(-2 * log_of((upper_bits(x[1][i], x[0][i]) + 1) * 0x1p-53));
         double angle = upper_bits(x[3][i], x[2][i]) * 0x1p-53 * 6.283185307179586;
-        double shifted = angle * 0x1.45f306dc9c883p-1 + 0x1.8p52, quarter = shifted - 0x1.8p52; /* nearest whole number */
-        double rest = (angle - quarter * 0x1.921fb54442d18p+0) - quarter * 0x1.1a62633145c07p-54; /* pi / 2 in two */
+        /* The nearest whole number of quarters, and what is left of the angle; pi / 2 in two. */
+        double shifted = angle * 0x1.45f306dc9c883p-1 + 0x1.8p52, quarter = shifted - 0x1.8p52;
+        double rest = (angle - quarter * 0x1.921fb54442d18p+0) - quarter * 0x1.1a62633145c07p-54;
         double sine = sine_of(rest, rest * rest), cosine = cosine_of(rest * rest);
         uint64_t q = bits_of(shifted), odd = 0 - (q & 1);
-        uint64_t first = (bits_of(cosine) & ~odd) | (bits_of(sine) & odd), second = (bits_of(sine) & ~odd) | (bits_of(cosine) & odd);
+        uint64_t first = (bits_of(cosine) & ~odd) | (bits_of(sine) & odd);
+        uint64_t second = (bits_of(sine) & ~odd) | (bits_of(cosine) & odd);
 
         out[2 * i] = (float)(length * double_of(first ^ ((q + 1) & 2) << 62));
         out[2 * i + 1] = (float)(length * double_of(second ^ (q & 2) << 62));

@@ -1,5 +1,5 @@
-/* Gradients of parameters within a step: what comes first is written, the rest is added to it. So nothing has to clear them
- * all before the step, and the first product reads nothing. */
+/* Gradients of parameters within a step: what comes first is written, the rest is added to it. So nothing has to clear
+ * them all before the step, and the first product reads nothing. */
 #include <string.h>
 
 #include "base/dtype.h"

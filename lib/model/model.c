@@ -72,8 +72,8 @@ void model_release_gradients(struct model *m)
 }
 
 /* Elements first .. first + count of the parameter, in its type. */
-static void fill(const struct model *m, const struct parameter *p, struct random_key key, uint64_t first, uint64_t count,
-                 void *to)
+static void fill(const struct model *m, const struct parameter *p, struct random_key key, uint64_t first,
+                 uint64_t count, void *to)
 {
     enum { STRIP = 1024 };
     float values[STRIP], range = (float)m->config.model.initializer_range;

@@ -36,8 +36,8 @@ void tap(const struct pass *f, const char *name, int layer, glm52_dtype type, in
 int given(const struct pass *f, const char *name, int layer, int64_t columns, int32_t *values);
 void made(const struct pass *f, const char *name, int layer, int64_t columns, const int32_t *values);
 
-/* Whether a product is added to the gradients of w and the count - 1 parameters behind it: 0 once a step, where it overwrites
- * them. */
+/* Whether a product is added to the gradients of w and the count - 1 parameters behind it: 0 once a step, where it
+ * overwrites them. */
 int gradient_add(const struct pass *b, const struct parameter *w, int count);
 /* The gradient of w, or NULL, for what can only add: 0 if nothing has been added in this step. */
 void *gradient_sum(const struct pass *b, const struct parameter *w);
