@@ -81,15 +81,6 @@ __device__ __forceinline__ uint32_t largest_of(const several<T, RUN> &x)
     return m.all();
 }
 
-/* Over groups of LANES neighbours of a warp. */
-template <int LANES>
-__device__ __forceinline__ uint32_t largest_of_lanes(uint32_t most)
-{
-#pragma unroll
-    for (int apart = LANES / 2; apart; apart /= 2) most = max(most, __shfl_xor_sync(~0u, most, apart));
-    return most;
-}
-
 /* Codes of a run, one to a byte, or packed into the first word. */
 template <code CODE>
 __device__ __forceinline__ uint2 encode_run(int format, const float (&x)[RUN], float by)
@@ -127,6 +118,51 @@ __device__ __forceinline__ float2 decode_pair(uint32_t codes)
     if (CODE == E2M1) return make_float2(e2m1_to_f32(codes & 15), e2m1_to_f32(codes >> 4 & 15));
     return __half22float2(
         __half2(__nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)codes, CODE == E5M2 ? __NV_E5M2 : __NV_E4M3)));
+}
+
+/* Over groups of LANES neighbours of a warp. */
+template <int LANES>
+__device__ __forceinline__ uint32_t largest_of_lanes(uint32_t most)
+{
+#pragma unroll
+    for (int apart = LANES / 2; apart; apart /= 2) most = max(most, __shfl_xor_sync(~0u, most, apart));
+    return most;
+}
+
+/* Scales of COUNT blocks that LANES neighbours of a warp share: most[i] is the lane's part of block i, by[i] gets what
+ * encodes it. Lanes halve the blocks between them at each step, so that a scale is made by one or two of them and not by
+ * all, and store(i, scale) is called by one. */
+template <int LANES, int COUNT, class Store>
+__device__ __forceinline__ void agree(int format, bool e5m2, float global, uint32_t (&most)[COUNT], float (&by)[COUNT],
+                                      Store store)
+{
+    constexpr int KEPT = COUNT > LANES ? COUNT / LANES : 1, SHARING = LANES > COUNT ? LANES / COUNT : 1;
+    const int lane = threadIdx.x % LANES;
+
+#pragma unroll
+    for (int apart = LANES / 2, kept = COUNT / 2; apart; apart /= 2, kept /= 2) {
+        const bool upper = lane & apart;
+
+        if (kept == 0) most[0] = max(most[0], __shfl_xor_sync(~0u, most[0], apart));
+#pragma unroll
+        for (int i = 0; i < kept; i++) {
+            const uint32_t gone = __shfl_xor_sync(~0u, upper ? most[i] : most[i + kept], apart);
+
+            most[i] = max(upper ? most[i + kept] : most[i], gone);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < KEPT; i++) {
+        const struct scale s = scale_make(format, e5m2, narrow_float(most[i]), global);
+
+        by[i] = s.encode;
+        if (lane % SHARING == 0) store(lane * COUNT / LANES + i, s);
+    }
+    float all[COUNT];
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) all[i] = __shfl_sync(~0u, by[i % KEPT], i * LANES / COUNT, LANES);
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) by[i] = all[i];
 }
 
 /* Each does nothing and says so where it has no kernel for the call. */

@@ -8,7 +8,7 @@ namespace {
 constexpr int THREADS = 256;
 
 template <class T>
-constexpr int AHEAD = 8 / (int)sizeof(T);
+constexpr int AHEAD = 8 / (int)sizeof(T); /* runs of a thread */
 
 template <class T, int BLOCK, code CODE>
 __global__ __launch_bounds__(THREADS) void rows_kernel(int format, const float *global, int64_t runs, const T *x,
@@ -18,6 +18,8 @@ __global__ __launch_bounds__(THREADS) void rows_kernel(int format, const float *
     const int64_t first = blockIdx.x * (int64_t)(THREADS * AHEAD<T>) + threadIdx.x;
     const float of_all = CODE == E2M1 ? *global : 0;
     several<T, RUN> part[AHEAD<T>];
+    uint32_t most[AHEAD<T>];
+    float by[AHEAD<T>];
 
 #pragma unroll
     for (int a = 0; a < AHEAD<T>; a++) {
@@ -25,21 +27,23 @@ __global__ __launch_bounds__(THREADS) void rows_kernel(int format, const float *
         if (first + a * THREADS < runs) part[a] = *(const several<T, RUN> *)(x + (first + a * THREADS) * RUN);
     }
 #pragma unroll
+    for (int a = 0; a < AHEAD<T>; a++) most[a] = largest_of(part[a]);
+    agree<LANES>(format, CODE == E5M2, of_all, most, by, [&](int a, const struct scale &s) {
+        if (first + a * THREADS < runs) scale_store(format, &s, scales, (first + a * THREADS) / LANES);
+    });
+#pragma unroll
     for (int a = 0; a < AHEAD<T>; a++) {
         const int64_t run = first + a * THREADS;
-        const uint32_t most = largest_of_lanes<LANES>(largest_of(part[a]));
-        const struct scale s = scale_make(format, CODE == E5M2, narrow_float(most), of_all);
         float value[RUN];
 
         if (run >= runs) break;
 #pragma unroll
         for (int i = 0; i < RUN; i++) value[i] = get(part[a].at[i]);
-        const uint2 coded = encode_run<CODE>(format, value, s.encode);
+        const uint2 coded = encode_run<CODE>(format, value, by[a]);
         if (CODE == E2M1)
             ((uint32_t *)codes)[run] = coded.x;
         else
             ((uint2 *)codes)[run] = coded;
-        if (run % LANES == 0) scale_store(format, &s, scales, run / LANES);
     }
 }
 
