@@ -1,8 +1,8 @@
-/* Muon in half precision: X = P(X X^T) X, where P is the product of the iterations' polynomials, taken on the small square
- * side alone. Since squaring a matrix squares what is lost along its small singular values, no more than SEGMENT_STEPS
- * iterations are taken at once; then X itself is multiplied out and its squares are formed anew. All squares are polynomials
- * of one matrix, so they are symmetric, and half of every product is the mirror image of the other. semantics.md has the
- * bounds. */
+/* Muon in half precision: X = P(X X^T) X, where P is the product of the iterations' polynomials, taken on the small
+ * square side alone. Since squaring a matrix squares what is lost along its small singular values, no more than
+ * SEGMENT_STEPS iterations are taken at once; then X itself is multiplied out and its squares are formed anew. All
+ * squares are polynomials of one matrix, so they are symmetric, and half of every product is the mirror image of the
+ * other. semantics.md has the bounds. */
 #include "update/follow.cuh"
 #include "update/muon.cuh"
 #include "update/neighbours.cuh"
@@ -15,8 +15,8 @@ constexpr int THREADS = 256, ROUNDS = 4;
 constexpr int64_t SLAB = 1 << 14;                  /* elements of a block that are passed over together */
 constexpr size_t BATCH_BYTES = (size_t)1200 << 20; /* of workspace, for as many blocks as fit */
 
-/* The blocks that are worked on together, and their arrays: x and y like the blocks, squares [blocks,side,side], sums of
- * squares [blocks,slabs]. Small blocks need x alone. */
+/* The blocks that are worked on together, and their arrays: x and y like the blocks, squares [blocks,side,side],
+ * sums of squares [blocks,slabs]. Small blocks need x alone. */
 struct half_batch {
     int64_t blocks, slabs;
     __half *x, *y, *square[4];
@@ -45,10 +45,11 @@ size_t layout(const struct muon *m, void *base, half_batch *b)
 
 /* ---- passes over the elements ---- */
 
-/* Calls load_all and then rest(round, element of a block, element of the arrays) for this thread's runs of V in a slab, ROUNDS
- * of them at a time. */
+/* Calls load_all and then rest(round, element of a block, element of the arrays) for this thread's runs of V in a
+ * slab, ROUNDS of them at a time. */
 template <int V, class Load, class Rest>
-__device__ __forceinline__ void each_run(const struct muon &m, int64_t block, uint32_t slab, Load &&load_all, Rest &&rest)
+__device__ __forceinline__ void each_run(const struct muon &m, int64_t block, uint32_t slab, Load &&load_all,
+                                         Rest &&rest)
 {
     const uint32_t area = (uint32_t)(m.rows * m.columns), end = min(area, (uint32_t)((slab + 1) * SLAB));
     const uint32_t columns = (uint32_t)m.columns, group = (uint32_t)m.group_rows;
@@ -109,7 +110,8 @@ __global__ __launch_bounds__(THREADS) void start_kernel(const struct muon m, con
 
 /* x = update / its norm. Begins with what was passed over last, which may still be in the cache. */
 template <class G, class M>
-__global__ __launch_bounds__(THREADS) void normalise_kernel(const struct muon m, const half_batch w, const muon_arrays a)
+__global__ __launch_bounds__(THREADS) void normalise_kernel(const struct muon m, const half_batch w,
+                                                            const muon_arrays a)
 {
     constexpr int V = neighbours::RUN<G, M>;
     const muon_momentum of(m, *a.coefficient);
@@ -226,8 +228,8 @@ struct iteration {
 
 bool muon_takes_half(const struct muon *m)
 {
-    return m->type == GLM52_DTYPE_BF16 && m->steps > 0 && m->rows % 8 == 0 && m->columns % 8 == 0 && m->stride % 8 == 0 &&
-           m->group_stride % 8 == 0 && m->rows * m->columns < INT32_MAX;
+    return m->type == GLM52_DTYPE_BF16 && m->steps > 0 && m->rows % 8 == 0 && m->columns % 8 == 0 &&
+           m->stride % 8 == 0 && m->group_stride % 8 == 0 && m->rows * m->columns < INT32_MAX;
 }
 
 size_t muon_half_bytes(const struct muon *m)
@@ -252,10 +254,11 @@ static muon_arrays arrays_from(const struct muon *m, const muon_arrays &a, int64
 }
 
 /* x = momentum's update / its norm, then the iterations, pass by pass */
-static void large_blocks(cuda_device *d, const struct muon *m, const muon_arrays &a, const half_batch &w, int64_t blocks)
+static void large_blocks(cuda_device *d, const struct muon *m, const muon_arrays &a, const half_batch &w,
+                         int64_t blocks)
 {
-    const half_update update = {a.rates, a.coefficient, m->decay, m->scale, a.weight, a.rounded, m->stride, m->group_rows,
-                                m->group_stride};
+    const half_update update = {a.rates,   a.coefficient, m->decay,      m->scale,       a.weight,
+                                a.rounded, m->stride,     m->group_rows, m->group_stride};
     iteration it = {d, blocks, m->rows, m->columns, std::min(m->rows, m->columns), w, update};
     const dim3 grid((unsigned)w.slabs, (unsigned)blocks);
 

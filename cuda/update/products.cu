@@ -1,7 +1,7 @@
-/* A pair of blocks (a cluster) computes tiles of 256 x 256, each block 128 x 256 of them: 256 columns of b, which both need and
- * each loads half of for both, and its own 128 rows of a. In each block one thread feeds a ring of stages through the copy
- * engine and two warpgroups multiply. Of a symmetric result, tiles on and below the diagonal are computed, and those below it
- * are written twice. */
+/* A pair of blocks (a cluster) computes tiles of 256 x 256, each block 128 x 256 of them: 256 columns of b, which
+ * both need and each loads half of for both, and its own 128 rows of a. In each block one thread feeds a ring of
+ * stages through the copy engine and two warpgroups multiply. Of a symmetric result, tiles on and below the diagonal
+ * are computed, and those below it are written twice. */
 #include "update/products.cuh"
 
 #include "update/follow.cuh"
@@ -63,9 +63,11 @@ __device__ __forceinline__ frame open_frame(void *shared)
 
 /* ---- loads ---- */
 
-/* 128 rows (columns, where they are stored across) from `at` on, `depth` on, of an operand: for this block, or for both. */
+/* 128 rows (columns, where they are stored across) from `at` on, `depth` on, of an operand: for this block, or for
+ * both. */
 template <bool ACROSS, bool BOTH>
-__device__ __forceinline__ void load_half(uint32_t to, const CUtensorMap *map, int at, int depth, int matrix, uint32_t full)
+__device__ __forceinline__ void load_half(uint32_t to, const CUtensorMap *map, int at, int depth, int matrix,
+                                          uint32_t full)
 {
 #pragma unroll
     for (int i = 0; i < (ACROSS ? 2 : 1); i++) {
@@ -93,8 +95,8 @@ __device__ __forceinline__ void load_tiles(const frame &f, const maps &m, const 
             barrier_wait(f.empty(at.slot), at.parity ^ 1);
             barrier_expect(full, STAGE_BYTES);
             load_half<TA, false>(f.a(at.slot), &m.a, t.row + rank * OWN, i * DEPTH, t.matrix, full);
-            load_half<TB, true>(f.b(at.slot) + rank * (B_BYTES / 2), &m.b, t.column + rank * (TILE / 2), i * DEPTH, t.matrix,
-                                full);
+            load_half<TB, true>(f.b(at.slot) + rank * (B_BYTES / 2), &m.b, t.column + rank * (TILE / 2), i * DEPTH,
+                                t.matrix, full);
             at.advance();
         }
     }
@@ -109,7 +111,8 @@ struct half_product {
 
     static __device__ __forceinline__ void run(float (&d)[128], uint32_t a, uint32_t b)
     {
-        asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {" L256 "}, %128, %129, 1, 1, 1, %130, %131;\n"
+        asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {" L256
+                     "}, %128, %129, 1, 1, 1, %130, %131;\n"
                      : F256
                      : "l"(whole_descriptor(a)), "l"(whole_descriptor(b)), "n"(TA), "n"(TB));
     }
@@ -150,8 +153,8 @@ __device__ __forceinline__ void add_terms(const shape &s, float *d, int row, int
 
 /* A block through shared memory to (row, column) of the result. Two blocks of shared memory take turns. */
 template <bool TRANSPOSED>
-__device__ __forceinline__ void write_block(const float *d, uint32_t block, int group, const CUtensorMap *c, int row, int column,
-                                            int matrix)
+__device__ __forceinline__ void write_block(const float *d, uint32_t block, int group, const CUtensorMap *c, int row,
+                                            int column, int matrix)
 {
     const bool first = threadIdx.x % 128 == 0;
 
@@ -167,8 +170,8 @@ __device__ __forceinline__ void write_block(const float *d, uint32_t block, int 
 }
 
 template <bool SYMMETRIC>
-__device__ __forceinline__ void write_tile(float (&d)[128], uint32_t staging, int group, const CUtensorMap *c, const shape &s,
-                                           const tile &t)
+__device__ __forceinline__ void write_tile(float (&d)[128], uint32_t staging, int group, const CUtensorMap *c,
+                                           const shape &s, const tile &t)
 {
     const int row = t.row + cluster_rank() * OWN + group * BLOCK;
 
@@ -189,8 +192,8 @@ __device__ __forceinline__ void write_tile(float (&d)[128], uint32_t staging, in
 
 /* W: of the weights that are moved; __half: c is stored. */
 template <int TA, int TB, bool SYMMETRIC, class W>
-__global__ __cluster_dims__(2) __launch_bounds__(THREADS, 1) void products_kernel(const __grid_constant__ maps m, const shape s,
-                                                                                  const half_update u)
+__global__ __cluster_dims__(2) __launch_bounds__(THREADS, 1)
+    void products_kernel(const __grid_constant__ maps m, const shape s, const half_update u)
 {
     extern __shared__ uint8_t shared[];
     const frame f = open_frame(shared);
@@ -245,7 +248,8 @@ void half_products_run(cuda_device *device, const struct half_products *p)
 {
     const int down = (int)divided(p->m, TILE), across = (int)divided(p->n, TILE);
     const int tiles = p->symmetric ? down * (down + 1) / 2 : down * across;
-    const shape s = {(int)p->m, (int)p->n, (int)p->k, down, tiles, (int)p->batch * tiles, p->alpha, p->beta, p->gamma, p->d};
+    const shape s = {(int)p->m, (int)p->n, (int)p->k, down,     tiles, (int)p->batch * tiles,
+                     p->alpha,  p->beta,   p->gamma,  p->d};
     const half_update *o = p->update, u = o ? *o : half_update();
     maps m;
 

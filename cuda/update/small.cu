@@ -1,7 +1,7 @@
-/* A pair of blocks of threads (a cluster) has one block of the matrix, each half of its columns, in tiles of 64. Both make x and
- * x x^T of their columns from gradient and momentum, exchange the sums, take the steps of a segment on the same square in shared
- * memory, and multiply their columns by the polynomial that comes of it: to x again and to the next x x^T, or at last to weights.
- * One thread loads, another stores; a warpgroup has 64 rows. */
+/* A pair of blocks of threads (a cluster) has one block of the matrix, each half of its columns, in tiles of 64.
+ * Both make x and x x^T of their columns from gradient and momentum, exchange the sums, take the steps of a segment
+ * on the same square in shared memory, and multiply their columns by the polynomial that comes of it: to x again and
+ * to the next x x^T, or at last to weights. One thread loads, another stores; a warpgroup has 64 rows. */
 #include "device/tensor_map.cuh"
 #include "update/follow.cuh"
 #include "update/small_momentum.cuh"
@@ -22,8 +22,8 @@ __device__ __forceinline__ void load_rows(uint32_t to, const CUtensorMap *map, i
 
 __device__ __forceinline__ void store_rows(const CUtensorMap *map, int column, int matrix, uint32_t from)
 {
-    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1,%2,%2,%3}], [%4];" ::"l"(map), "r"(column),
-                 "r"(0), "r"(matrix), "r"(from)
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1,%2,%2,%3}], [%4];" ::"l"(map),
+                 "r"(column), "r"(0), "r"(matrix), "r"(from)
                  : "memory");
 }
 
@@ -42,8 +42,8 @@ __device__ __forceinline__ void stored(uint32_t empty)
     barrier_arrive(empty);
 }
 
-/* Where a stage of columns has its tiles while they are multiplied: x; and at last the weights, in one tile or (fp32) two, and
- * what they are rounded to, in place of x. */
+/* Where a stage of columns has its tiles while they are multiplied: x; and at last the weights, in one tile or
+ * (fp32) two, and what they are rounded to, in place of x. */
 template <int N, class W>
 struct column_tiles {
     static constexpr int PLACES = 1 + sizeof(W) / 2;
@@ -103,7 +103,8 @@ __device__ __forceinline__ void load_columns(const frame<N> &f, const maps &m, c
 /* ---- the thread that stores ---- */
 
 template <int N>
-__device__ __forceinline__ void store_state(const frame<N> &f, const maps &m, const shape &s, place &at, place &x, bool again)
+__device__ __forceinline__ void store_state(const frame<N> &f, const maps &m, const shape &s, place &at, place &x,
+                                            bool again)
 {
     const state_tiles<N> tiles(s.muon);
     const int matrix = blockIdx.x / 2;
@@ -145,7 +146,8 @@ __device__ __forceinline__ void store_columns(const frame<N> &f, const maps &m, 
     all_stored();
 }
 
-/* A warp whose first thread loads or stores; the last two of the block do neither, and are at the pair's barriers only. */
+/* A warp whose first thread loads or stores; the last two of the block do neither, and are at the pair's barriers
+ * only. */
 template <int N, class W>
 __device__ __forceinline__ void serve(const frame<N> &f, const maps &m, const shape &s)
 {
@@ -181,7 +183,8 @@ __device__ __forceinline__ void multiply_tile(float (&d)[PIECE / 2], uint32_t po
     clear(d);
     mma_begin();
 #pragma unroll
-    for (int k = 0; k < N / 16; k++) multiply_step64<1>(d, a + k / 4 * (layout<N>::PIECE_BYTES / 16) + k % 4 * 2, b + k * 128);
+    for (int k = 0; k < N / 16; k++)
+        multiply_step64<1>(d, a + k / 4 * (layout<N>::PIECE_BYTES / 16) + k % 4 * 2, b + k * 128);
     mma_commit();
     mma_wait<0>();
     settle(d);
@@ -189,8 +192,8 @@ __device__ __forceinline__ void multiply_tile(float (&d)[PIECE / 2], uint32_t po
 
 /* x = factor P x of this block's columns, and the first square = x x^T of all */
 template <int N, class Share>
-__device__ __forceinline__ void multiply_columns(const frame<N> &f, const shape &s, place &at, int segment, float factor,
-                                                 int group)
+__device__ __forceinline__ void multiply_columns(const frame<N> &f, const shape &s, place &at, int segment,
+                                                 float factor, int group)
 {
     float squares[Share::SUMS];
     int before = -1;
@@ -224,8 +227,10 @@ __device__ __forceinline__ void multiply_columns(const frame<N> &f, const shape 
     add_sent<N, Share>(f, squares, 1, 1);
 }
 
-/* Pairs of neighbours in the order of a warpgroup's sums: w = keep w - d, rounded in place of d where the weights are fp32. */
-__device__ __forceinline__ void move_tile(float (&d)[PIECE / 2], const uint32_t (&tile)[2], int group, float keep, float)
+/* Pairs of neighbours in the order of a warpgroup's sums: w = keep w - d, rounded in place of d where the weights
+ * are fp32. */
+__device__ __forceinline__ void move_tile(float (&d)[PIECE / 2], const uint32_t (&tile)[2], int group, float keep,
+                                          float)
 {
     const int lane = threadIdx.x % 32, row = group * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4;
 
@@ -251,15 +256,16 @@ __device__ __forceinline__ void move_tile(float (&d)[PIECE / 2], const uint32_t 
         uint32_t w;
 
         asm volatile("ld.shared.b32 %0, [%1];" : "=r"(w) : "r"(at) : "memory");
-        w = pack_bf16(__uint_as_float(w << 16) * keep - d[2 * i], __uint_as_float(w & 0xffff0000u) * keep - d[2 * i + 1]);
+        w = pack_bf16(__uint_as_float(w << 16) * keep - d[2 * i],
+                      __uint_as_float(w & 0xffff0000u) * keep - d[2 * i + 1]);
         asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(w) : "memory");
     }
 }
 
 /* The weights of this block's columns move by factor P x. */
 template <int N, class W>
-__device__ __forceinline__ void move_columns(const frame<N> &f, const shape &s, const float *rates, place &at, int segment,
-                                             float factor, int group)
+__device__ __forceinline__ void move_columns(const frame<N> &f, const shape &s, const float *rates, place &at,
+                                             int segment, float factor, int group)
 {
     const float lr = rates[RATE_LR], keep = 1.0f - lr * s.muon.decay, reach = lr * s.muon.scale * factor;
 

@@ -10,8 +10,9 @@ using namespace hopper;
 constexpr int PIECE = 64, HALF_PIECE = 32; /* columns of a tile of x, and of one of gradient and momentum */
 constexpr int STAGES = 6, X_SLOTS = 3;     /* at most, and for x while it is made */
 
-/* For N rows. Shared memory has SLOTS places of N x 64 halves. The three squares take GROUPS of them each, the last of all; what
- * multiplies the columns is the middle one (see run_steps), and the other FREE places are for columns meanwhile. */
+/* For N rows. Shared memory has SLOTS places of N x 64 halves. The three squares take GROUPS of them each, the last
+ * of all; what multiplies the columns is the middle one (see run_steps), and the other FREE places are for columns
+ * meanwhile. */
 template <int N>
 struct layout {
     static constexpr int GROUPS = N / 64, CONSUMERS = GROUPS * 128, THREADS = CONSUMERS + 128;

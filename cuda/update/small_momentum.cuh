@@ -1,7 +1,7 @@
-/* x of a block: the momentum moves, the update in halves is stored, its squares are summed and x x^T is begun, while gradient and
- * momentum come and the momentum goes. The norm is known after that; so x is the update times a power of two, which a first look
- * at some columns gives, and is made again in the unlikely case that halves would not hold it. What x is multiplied by later
- * makes up for it. */
+/* x of a block: the momentum moves, the update in halves is stored, its squares are summed and x x^T is begun, while
+ * gradient and momentum come and the momentum goes. The norm is known after that; so x is the update times a power
+ * of two, which a first look at some columns gives, and is made again in the unlikely case that halves would not
+ * hold it. What x is multiplied by later makes up for it. */
 #pragma once
 
 #include "update/muon.cuh"
@@ -9,8 +9,8 @@
 
 namespace small {
 
-/* The norm of a block's own columns of x lies from 1, that of all columns if x were divided by its norm, to what halves hold at
- * most, whichever element has it. The scale aims at the middle. */
+/* The norm of a block's own columns of x lies from 1, that of all columns if x were divided by its norm, to what
+ * halves hold at most, whichever element has it. The scale aims at the middle. */
 constexpr float NORM_MOST = 60000, NORM_AIM = 256;
 constexpr int SCALE_BITS = 100; /* keeps the scale's powers within fp32 */
 
@@ -82,8 +82,8 @@ struct state_tiles {
     }
 };
 
-/* What a thread of the warpgroups that multiply knows of it. It has four neighbours of a row, and as many ROWS further on; so
- * many rows leave the swizzle as it is. */
+/* What a thread of the warpgroups that multiply knows of it. It has four neighbours of a row, and as many ROWS
+ * further on; so many rows leave the swizzle as it is. */
 template <int N>
 struct making {
     static constexpr int ROUNDS = 4, ROWS = layout<N>::CONSUMERS / 8;
@@ -105,10 +105,15 @@ struct making {
         return tile + (narrow ? narrow_at + round * (ROWS * 64) : at + round * (ROWS * 128));
     }
 
+    __device__ __forceinline__ uint32_t momentum_at(int stage, int round) const
+    {
+        return place_in(tiles.momentum(f, stage), tiles.narrow_momentum, round);
+    }
+
     __device__ __forceinline__ void load_round(int stage, int round, float (&g)[4], float (&m)[4]) const
     {
         load_quad(place_in(tiles.gradient(f, stage), tiles.narrow_gradient, round), tiles.narrow_gradient, g);
-        load_quad(place_in(tiles.momentum(f, stage), tiles.narrow_momentum, round), tiles.narrow_momentum, m);
+        load_quad(momentum_at(stage, round), tiles.narrow_momentum, m);
     }
 
     __device__ __forceinline__ float squares(const float (&u)[4]) const
@@ -133,7 +138,8 @@ struct making {
         return sum;
     }
 
-    /* A stage's columns of x at a place, its left or right half, and of the momentum, which has moved already where `again`. */
+    /* A stage's columns of x at a place, its left or right half, and of the momentum, which has moved already where
+     * `again`. */
     __device__ __forceinline__ double make(int stage, uint32_t to, int half, float scale, bool again) const
     {
         const uint32_t x = to + swizzled(row * 128 + half * 64 + threadIdx.x % 8 * 8);
@@ -148,7 +154,7 @@ struct making {
                 if (!again) {
 #pragma unroll
                     for (int i = 0; i < 4; i++) m[i] = of.moved(g[i], m[i]);
-                    store_quad(place_in(tiles.momentum(f, stage), tiles.narrow_momentum, round), tiles.narrow_momentum, m);
+                    store_quad(momentum_at(stage, round), tiles.narrow_momentum, m);
                 }
             }
 #pragma unroll
@@ -177,8 +183,8 @@ struct making {
 
 /* All of this block's columns once. Returns this thread's squares; d = x x^T of them. */
 template <int N, class Share>
-__device__ __forceinline__ double make_columns(const making<N> &w, int columns, place &stage, place &x, float scale, bool again,
-                                               float (&d)[Share::SUMS])
+__device__ __forceinline__ double make_columns(const making<N> &w, int columns, place &stage, place &x, float scale,
+                                               bool again, float (&d)[Share::SUMS])
 {
     using L = layout<N>;
     const frame<N> &f = w.f;

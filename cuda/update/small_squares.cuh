@@ -1,13 +1,13 @@
-/* Products of squares of up to SMALL_ROWS rows in shared memory: the steps of a segment. Squares are symmetric, so the warpgroups
- * compute their 64 x 64 blocks on and below the diagonal, and write those below it twice. */
+/* Products of squares of up to SMALL_ROWS rows in shared memory: the steps of a segment. Squares are symmetric, so
+ * the warpgroups compute their 64 x 64 blocks on and below the diagonal, and write those below it twice. */
 #pragma once
 
 #include "update/small_frame.cuh"
 
 namespace small {
 
-/* Which blocks a warpgroup computes: COUNT neighbours of block row ROW, from column 0 on; of 192 rows, the last warpgroup has two
- * on the diagonal. FIRST: as the blocks of all warpgroups are numbered. */
+/* Which blocks a warpgroup computes: COUNT neighbours of block row ROW, from column 0 on; of 192 rows, the last
+ * warpgroup has two on the diagonal. FIRST: as the blocks of all warpgroups are numbered. */
 template <int N, int GROUP>
 struct share {
     static constexpr bool APART = GROUP == 2;
@@ -20,14 +20,14 @@ struct share {
 constexpr uint32_t BLOCK_BYTES = 64 * 128; /* of a block of a square, and of 64 rows of a tile */
 
 /* d += A[64, 16] B[16, N], B read across where TB */
-#define STEP_PRODUCT(N, A, B, TB_)                                                                                      \
-    template <int TB>                                                                                                   \
-    __device__ __forceinline__ void multiply_step##N(float *d, uint32_t a, uint32_t b)                                  \
-    {                                                                                                                   \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" L##N "}, "                               \
-                     "%" #A ", %" #B ", 1, 1, 1, 0, %" #TB_ ";"                                                          \
-                     : F##N                                                                                             \
-                     : "l"(whole_descriptor(a)), "l"(whole_descriptor(b)), "n"(TB));                                    \
+#define STEP_PRODUCT(N, A, B, TB_)                                                                                     \
+    template <int TB>                                                                                                  \
+    __device__ __forceinline__ void multiply_step##N(float *d, uint32_t a, uint32_t b)                                 \
+    {                                                                                                                  \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" L##N "}, "                             \
+                     "%" #A ", %" #B ", 1, 1, 1, 0, %" #TB_ ";"                                                        \
+                     : F##N                                                                                            \
+                     : "l"(whole_descriptor(a)), "l"(whole_descriptor(b)), "n"(TB));                                   \
     }
 STEP_PRODUCT(64, 32, 33, 34)
 STEP_PRODUCT(128, 64, 65, 66)
@@ -87,7 +87,8 @@ __device__ __forceinline__ void write_share(const float (&d)[Share::SUMS], uint3
 
 __device__ __forceinline__ void send(uint32_t there, const float *v)
 {
-    asm volatile("st.shared::cluster.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(there), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3])
+    asm volatile("st.shared::cluster.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(there), "f"(v[0]), "f"(v[1]), "f"(v[2]),
+                 "f"(v[3])
                  : "memory");
 }
 
@@ -180,7 +181,8 @@ __device__ __forceinline__ void multiply_squares(uint32_t a, uint32_t b, uint32_
     write_share<N, Share>(d, c);
 }
 
-/* From A, the first square: per step B = a I + b A + c A A, A = B A B, P = B P. The first B is P, in the second square. */
+/* From A, the first square: per step B = a I + b A + c A A, A = B A B, P = B P. The first B is P, in the second
+ * square. */
 template <int N, class Share>
 __device__ __forceinline__ void run_steps(const frame<N> &f, const float (*coefficient)[3], int steps)
 {
