@@ -10,7 +10,6 @@
 #include "dense/tile.cuh"
 #include "indexer/index_kl.cuh"
 #include "indexer/kl_dense.cuh"
-#include "indexer/scores.cuh"
 #include "indexer/teacher.cuh"
 
 namespace {
@@ -362,8 +361,8 @@ void teach(cuda_device *d, const arguments &x)
     const unsigned rows = (unsigned)divided(x.rows, TILE), keys = (unsigned)divided(x.i.keys, TILE);
     const bool own = x.lse == x.own_lse;
 
-    if (teach_hopper(d, {x.t, x.i.rows, x.i.keys, x.first, x.rows, x.stride, x.i.type, x.teacher_q, x.teacher_key, x.start, x.end,
-                         own ? nullptr : x.lse, x.own_lse, x.p}))
+    if (teach_hopper(d, {x.t, x.i.rows, x.i.keys, x.first, x.rows, x.stride, x.i.type, x.teacher_q, x.teacher_key,
+                         x.start, x.end, own ? nullptr : x.lse, x.own_lse, x.p}))
         return;
     if (own) teacher_lse_kernel<T><<<dim3(rows, (unsigned)x.t.heads), THREADS, 0, d->stream>>>(x);
     teacher_mean_kernel<T><<<dim3(keys, rows), THREADS, 0, d->stream>>>(x);
@@ -384,8 +383,8 @@ void learn(cuda_device *d, const arguments &x, const score_call &scores)
 void learn_fast(cuda_device *d, const arguments &x, const score_call &scores)
 {
     const unsigned groups = (unsigned)divided(x.rows, DENSE_GROUP);
-    const dense_slopes slopes = {x.i.rows, x.i.keys, x.first, x.rows, x.stride, (const bf16 *)x.q, (const bf16 *)x.key, x.weight,
-                                 x.p, x.active, x.seen, (bf16 *)x.dq, x.dkey, x.dweight, x.part, x.parts};
+    const dense_slopes slopes = {x.i.rows, x.i.keys, x.first, x.rows, x.stride, (const bf16 *)x.q, (const bf16 *)x.key,
+                                 x.weight, x.p, x.active, x.seen, (bf16 *)x.dq, x.dkey, x.dweight, x.part, x.parts};
 
     if (!hopper_score_rows(d, scores, x.first, x.rows, SCORES_SEEN, x.stride, x.score, x.active))
         return record_error(d, cudaErrorNotSupported, "index_kl_dense");

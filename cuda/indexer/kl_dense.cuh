@@ -1,14 +1,17 @@
 /* The fast form of the loss over all visible keys: 32 bf16 heads of 128 (kl_dense.cu says what is computed).
  *
- * Three slabs [rows, stride] of a chunk: scores, the teacher's probabilities, which loss_kernel turns into slopes (row_weight *
- * (softmax - p), the gradient of the scores), and which heads are active (dots > 0), a bit each as in scores.cuh. With these
- * both gradients are one product each, without the dots: dq[t,h] = weight[t,h] sum_u slope[t,u] active[t,h,u] key[u], and
- * dkey[u] = sum_t,h slope[t,u] weight[t,h] active[t,h,u] q[t,h]. Their left operands are made in registers as the sum of two
- * bf16 numbers each, which lose 2^-17 of a slope; q and key are bf16 as they come, and sums are fp32. */
+ * Three slabs [rows, stride] of a chunk: scores, the teacher's probabilities, which loss_kernel turns into slopes
+ * (row_weight * (softmax - p), the gradient of the scores), and which heads are active (dots > 0), a bit each as in
+ * scores.cuh. With these both gradients are one product each, without the dots:
+ *     dq[t,h] = weight[t,h] sum_u slope[t,u] active[t,h,u] key[u]
+ *     dkey[u] = sum_t,h slope[t,u] weight[t,h] active[t,h,u] q[t,h]
+ * Their left operands are made in registers as sums of two bf16 numbers, which lose 2^-17 of a slope; q and key are bf16
+ * as they come, and sums are fp32. */
 #pragma once
 
 #include "attention/visible.cuh"
 #include "device/element.cuh"
+#include "indexer/scores.cuh"
 #include "sparse_mla/hopper.cuh"
 
 constexpr int DENSE_HEADS = 32, DENSE_WIDTH = 128;

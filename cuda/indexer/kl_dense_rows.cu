@@ -76,7 +76,7 @@ __device__ __forceinline__ void sum_keys(const dense_slopes &x, const ring &fres
                                          int64_t low, int64_t high, float (&sum)[64])
 {
     const int lane = threadIdx.x % 32, head = threadIdx.x / 32 % 2 * 16 + lane / 4;
-    const int shift = head % 2 * 16 + head % 8 / 2 * 4 + head / 8;
+    const int shift = active_bit(head);
     const float *slope = x.slope + row * x.stride + lane % 4 * 2;
     const uint32_t *active = x.active + row * x.stride + lane % 4 * 2;
     ring use = fresh, brought = fresh;

@@ -1,9 +1,9 @@
 /* p = mean over heads of exp(q k^T scale - lse), and lse where no attention has left one.
  *
- * A block has 128 rows and 128 keys, 64 rows for either of two warpgroups, whose products follow one another 64 columns at a
- * time. For p the keys stay and the heads change, so the sum over heads never leaves the registers; for lse the head stays and
- * the keys change. Four blocks work together on 256 rows and 256 keys: either half of a block's queries or keys is brought by
- * one of the two that need it, for both. Block `rank` of the four has rows rank % 2 and keys rank / 2. */
+ * A block has 128 rows and 128 keys, 64 rows for either of two warpgroups, whose products follow one another 64 columns
+ * at a time. For p the keys stay and the heads change, so the sum over heads never leaves the registers; for lse the head
+ * stays and the keys change. Four blocks work together on 256 rows and 256 keys: either half of a block's queries or keys
+ * is brought by one of the two that need it, for both. Block `rank` of the four has rows rank % 2 and keys rank / 2. */
 #include "indexer/teacher.cuh"
 
 #include "attention/hopper.cuh"
@@ -64,9 +64,10 @@ __device__ void bring(const teacher_maps &m, const teaching &x, shared_teacher &
 
             barrier_wait(shared_address(&s.empty[slot]), parity);
             barrier_expect(full, 2 * SIDE_BYTES);
-            load_box_blocks(shared_address(s.stage[slot].q) + keys * BLOCK_BYTES, &m.q, b * BLOCK, row, head, full, same_rows);
-            load_box_blocks(shared_address(s.stage[slot].key) + rows * BLOCK_BYTES, &m.key, b * BLOCK, key, key_head, full,
-                            same_keys);
+            load_box_blocks(shared_address(s.stage[slot].q) + keys * BLOCK_BYTES, &m.q, b * BLOCK, row, head, full,
+                            same_rows);
+            load_box_blocks(shared_address(s.stage[slot].key) + rows * BLOCK_BYTES, &m.key, b * BLOCK, key, key_head,
+                            full, same_keys);
             if (++slot == STAGES) slot = 0, parity ^= 1;
         }
     }
@@ -214,9 +215,11 @@ __global__ __cluster_dims__(2, 2) __launch_bounds__(THREADS, 1) void teacher_ker
 {
     extern __shared__ unsigned char memory[];
     shared_teacher &s = *(shared_teacher *)(memory + (-shared_address(memory) & 1023));
-    course c = {x.first + (int64_t)blockIdx.x * SIDE, (int64_t)blockIdx.y * SIDE, x.first + x.rows, (int)blockIdx.z, x.t.heads};
+    course c = {x.first + (int64_t)blockIdx.x * SIDE, (int64_t)blockIdx.y * SIDE, x.first + x.rows, (int)blockIdx.z,
+                x.t.heads};
     const int64_t all_rows = c.row - blockIdx.x % 2 * SIDE, all_keys = c.key - blockIdx.y % 2 * SIDE;
-    const range all = visible_range(x.start, x.end, all_rows, (int)max((int64_t)0, min((int64_t)(2 * SIDE), c.last - all_rows)));
+    const int64_t left = c.last - all_rows;
+    const range all = visible_range(x.start, x.end, all_rows, (int)max((int64_t)0, min((int64_t)(2 * SIDE), left)));
 
     if (LSE) {
         const int first = all.low / (2 * SIDE);

@@ -437,7 +437,16 @@ CASE(index_kl_dense, "32 bf16 heads of 128, teachers of the widths of GLM-5.2")
 
     check_dense(dense_problem(shape, (struct teacher){3, 3, 256, 0.06f}, (const int[]){6, 133, 1, 290, 0}, 9, 4));
     check_dense(dense_problem(shape, (struct teacher){5, 1, 576, 0.04f}, (const int[]){301, 0}, 0, 3));
+}
+
+/* Small enough for tools that watch every access. */
+CASE(index_kl_dense, "32 bf16 heads of 128, few rows")
+{
+    struct indexer shape = {.heads = 32, .width = 128, .type = GLM52_DTYPE_BF16};
+
     check_dense(dense_problem(shape, (struct teacher){2, 2, 24, 0.2f}, (const int[]){3, 66, 0}, 0, 0));
+    check_dense(dense_problem(shape, (struct teacher){2, 2, 256, 0.06f}, (const int[]){65, 0}, 0, 7));
+    check_dense(dense_problem(shape, (struct teacher){3, 1, 576, 0.04f}, (const int[]){66, 2, 0}, 0, 0));
 }
 
 CASE(index_kl_dense, "few bf16 heads, a teacher of the widths of GLM-5.2; and the other way round, in fp32")
