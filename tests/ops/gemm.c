@@ -289,7 +289,7 @@ CASE(grouped_gemm, "bf16 gradients of weights")
     }
 }
 
-CASE(grouped_gemm, "widths that tensor cores take")
+CASE(grouped_gemm, "widths that tensor cores take, few rows a group")
 {
     for (int add = 0; add < 2; add++) {
         check_grouped_shape(grouped_case(136, 200, BF16, add, F32));
