@@ -44,6 +44,15 @@ static inline int64_t head_equal_rows(int64_t rows, int64_t most)
     return std::min(divided(divided(rows, chunks), HEAD_TILE) * HEAD_TILE, std::min(most, rows));
 }
 
+/* Which of p and q token v's min(p, q) counts as: q, where it is no larger than p. side (nullptr: nobody looks) gets
+ * it, or has it already if `given`. */
+__device__ __forceinline__ bool takes_draft(int32_t *side, bool given, int64_t v, float p, float q)
+{
+    if (side == nullptr) return q <= p;
+    if (!given) side[v] = q <= p;
+    return side[v] != 0;
+}
+
 /* logits [rows,vocabulary] = x W^T, their rows `pitch` apart */
 static inline struct gemm to_logits(glm52_dtype type, int64_t rows, int64_t width, int64_t vocabulary, int64_t pitch,
                                     glm52_dtype logits)

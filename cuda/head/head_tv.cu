@@ -58,13 +58,13 @@ __global__ __launch_bounds__(THREADS) void softmax_kernel(int64_t vocabulary, fl
 }
 
 /* The acceptance sum min(p, q); *below gets the sum of q over q <= p. Rounding may carry either beyond 1. */
-__device__ float acceptance(const float *p, const float *q, int64_t count, float *below)
+__device__ float acceptance(const float *p, const float *q, int64_t count, int32_t *side, bool given, float *below)
 {
     double overlap = 0, under = 0;
 
     for (int64_t j = threadIdx.x; j < count; j += THREADS) {
         overlap += (double)fminf(p[j], q[j]);
-        under += q[j] <= p[j] ? (double)q[j] : 0.0;
+        under += takes_draft(side, given, j, p[j], q[j]) ? (double)q[j] : 0.0;
     }
     overlap = block_sum<THREADS>(overlap);
     under = block_sum<THREADS>(under);
@@ -78,7 +78,14 @@ struct arguments {
     int64_t first, rows; /* of this round */
     const float *weight;
     float *alpha, *loss;
+    int32_t *side;
+    bool given;
 };
+
+__device__ int32_t *side_of(const arguments &x, int64_t i, int32_t d)
+{
+    return x.side == nullptr ? nullptr : x.side + (d * x.h.rows + x.first + i) * x.h.vocabulary;
+}
 
 /* Of one row: alpha and below of each depth, and the loss. With alpha_d' = alpha_d (1 + alpha_d+1'), the prefixes'
  * products sum to alpha_0'. */
@@ -92,7 +99,7 @@ __device__ void row_loss(const arguments &x, int64_t i)
         float *q = x.c.draft + (d * x.rows + i) * vocabulary, below;
 
         soften(q, vocabulary);
-        const float alpha = acceptance(trunk + d * vocabulary, q, vocabulary, &below);
+        const float alpha = acceptance(trunk + d * vocabulary, q, vocabulary, side_of(x, i, d), x.given, &below);
         prefixes = (double)alpha * (1 + prefixes);
         if (threadIdx.x != 0) continue;
         x.alpha[d * x.h.rows + x.first + i] = alpha;
@@ -113,6 +120,7 @@ __device__ void row_gradient(const arguments &x, int64_t i)
     for (int32_t d = 0; d < x.h.depths; d++) {
         const float *p = x.c.trunk + (i + d) * vocabulary, *q = x.c.draft + (d * x.rows + i) * vocabulary;
         T *slope = (T *)x.c.slope + (d * x.rows + i) * vocabulary;
+        int32_t *side = side_of(x, i, d);
         double after = 0;
 
         for (int32_t later = x.h.depths - 1; later > d; later--)
@@ -120,7 +128,7 @@ __device__ void row_gradient(const arguments &x, int64_t i)
         const float factor = (float)(before * (1 + after)), below = x.c.below[d * x.rows + i];
         const float under = factor * (1.0f - below), over = -factor * below;
         for (int64_t j = threadIdx.x; j < vocabulary; j += THREADS)
-            slope[j] = to<T>(q[j] * (q[j] <= p[j] ? under : over));
+            slope[j] = to<T>(q[j] * (takes_draft(side, x.given, j, p[j], q[j]) ? under : over));
         before *= (double)x.alpha[d * x.h.rows + x.first + i];
     }
 }
@@ -138,9 +146,11 @@ __global__ __launch_bounds__(THREADS) void rows_kernel(const arguments x, bool w
     if (threadIdx.x == 0) x.loss[x.first + i] = 0;
     for (int32_t d = 0; d < x.h.depths; d++) {
         T *slope = (T *)x.c.slope + (d * x.rows + i) * x.h.vocabulary;
+        int32_t *side = x.given ? nullptr : side_of(x, i, d);
 
         if (threadIdx.x == 0) x.alpha[d * x.h.rows + x.first + i] = 0;
         for (int64_t j = threadIdx.x; with_gradient && j < x.h.vocabulary; j += THREADS) slope[j] = to<T>(0);
+        for (int64_t j = threadIdx.x; side != nullptr && j < x.h.vocabulary; j += THREADS) side[j] = 0;
     }
 }
 
@@ -169,7 +179,7 @@ void head_tv_fp32(cuda_device *d, const struct head_tv *h, const struct head_tru
                   const struct head_drafts *drafts, const void *w, void *workspace)
 {
     const struct head plain = of_trunk(h);
-    arguments x = {*h, {}, 0, 0, drafts->weight, drafts->alpha, drafts->loss};
+    arguments x = {*h, {}, 0, 0, drafts->weight, drafts->alpha, drafts->loss, drafts->side, drafts->given != 0};
 
     head_loss_fp32(d, &plain, trunk->x, w, trunk->label, trunk->weight, trunk->loss, nullptr, trunk->dx, trunk->dw,
                    workspace);

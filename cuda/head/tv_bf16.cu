@@ -102,21 +102,36 @@ __device__ __forceinline__ void each_pair(const bf16 *trunk, float2 p, const bf1
     });
 }
 
+/* Where the sides of one depth of a row stand; SIDES false: nowhere. */
+template <bool SIDES>
+__device__ __forceinline__ int32_t *side_of(const arguments &g, int64_t i, int32_t d)
+{
+    return SIDES ? g.drafts.side + (d * g.h.rows + g.first + i) * g.h.vocabulary : nullptr;
+}
+
 /* Of one depth of a row: the acceptance sum min(p, q), and the sum of q over q <= p. Rounding may carry either beyond
  * 1. */
-__device__ float4 acceptance(const bf16 *trunk, float2 p, const bf16 *draft, int vocabulary, int label)
+template <bool SIDES>
+__device__ float4 acceptance(const arguments &g, int64_t i, int32_t d)
 {
+    const int64_t at = d * g.rows + i, next = i + d + 1;
+    const int vocabulary = (int)g.h.vocabulary, label = g.trunk.label[g.first + next];
+    const bf16 *trunk = g.c.trunk + next * g.c.pitch, *draft = g.c.draft + at * g.c.pitch;
+    const float2 p = g.c.trunk_sum[next];
+    int32_t *side = side_of<SIDES>(g, i, d);
     const softmax_sum s = whole_sum(row_sum(draft, vocabulary, label), draft, label);
     float4 q = make_float4(s.most, logf(s.sum), 0, 0);
     float overlap = 0, below = 0;
 
-    each_pair<true>(trunk, p, draft, q, vocabulary, [&](int, const float (&a)[PIECE], const float (&b)[PIECE]) {
+    each_pair<true>(trunk, p, draft, q, vocabulary, [&](int piece, const float (&a)[PIECE], const float (&b)[PIECE]) {
 #pragma unroll
-        for (int i = 0; i < PIECE; i++) {
-            const float least = exp_of(fminf(a[i], b[i]));
+        for (int j = 0; j < PIECE; j++) {
+            const int v = piece * PIECE + j;
+            const float least = exp_of(fminf(a[j], b[j]));
 
             overlap += least;
-            below += b[i] <= a[i] ? least : 0.0f;
+            if (SIDES && v >= vocabulary) continue;
+            below += takes_draft(side, g.drafts.given, v, a[j], b[j]) ? (SIDES ? exp_of(b[j]) : least) : 0.0f;
         }
     });
     q.z = fminf(block_sum<ROW_THREADS>(overlap), 1.0f);
@@ -125,20 +140,19 @@ __device__ float4 acceptance(const bf16 *trunk, float2 p, const bf16 *draft, int
 }
 
 /* With alpha_d' = alpha_d (1 + alpha_d+1'), the prefixes' products sum to alpha_0'. */
+template <bool SIDES>
 __device__ void chain_loss(const arguments &g, int64_t i)
 {
     const int64_t t = g.first + i;
     double prefixes = 0;
 
     for (int32_t d = g.h.depths - 1; d >= 0; d--) {
-        const int64_t at = d * g.rows + i, next = i + d + 1;
-        const float4 q = acceptance(g.c.trunk + next * g.c.pitch, g.c.trunk_sum[next], g.c.draft + at * g.c.pitch,
-                                    (int)g.h.vocabulary, g.trunk.label[g.first + next]);
+        const float4 q = acceptance<SIDES>(g, i, d);
 
         prefixes = (double)q.z * (1 + prefixes);
         if (threadIdx.x != 0) continue;
         g.drafts.alpha[d * g.h.rows + t] = q.z;
-        g.c.draft_sum[at] = q;
+        g.c.draft_sum[d * g.rows + i] = q;
     }
     if (threadIdx.x == 0) g.drafts.loss[t] = (float)(1 - prefixes / g.h.depths);
     __syncthreads();
@@ -146,6 +160,7 @@ __device__ void chain_loss(const arguments &g, int64_t i)
 
 /* d loss / d alpha_d = -(product of those before) (1 + the products of those after) / depths: no division by alpha. And
  * d alpha / d logits = q ((q <= p) - below). */
+template <bool SIDES>
 __device__ void chain_gradient(const arguments &g, int64_t i)
 {
     double before = -(double)g.drafts.weight[g.first + i] / g.h.depths;
@@ -154,6 +169,7 @@ __device__ void chain_gradient(const arguments &g, int64_t i)
         const int64_t at = d * g.rows + i, next = i + d + 1;
         bf16 *draft = g.c.draft + at * g.c.pitch;
         const float4 q = g.c.draft_sum[at];
+        int32_t *side = side_of<SIDES>(g, i, d);
         double after = 0;
 
         for (int32_t later = g.h.depths - 1; later > d; later--)
@@ -164,27 +180,36 @@ __device__ void chain_gradient(const arguments &g, int64_t i)
                              float slope[PIECE];
 
 #pragma unroll
-                             for (int j = 0; j < PIECE; j++) slope[j] = exp_of(b[j]) * (b[j] <= a[j] ? under : over);
+                             for (int j = 0; j < PIECE; j++) {
+                                 const int v = piece * PIECE + j;
+                                 const bool takes = (SIDES && v >= (int)g.h.vocabulary) ||
+                                                    takes_draft(side, g.drafts.given, v, a[j], b[j]);
+
+                                 slope[j] = exp_of(b[j]) * (takes ? under : over);
+                             }
                              ((uint4 *)draft)[piece] = pack(slope);
                          });
         before *= (double)q.z;
     }
 }
 
-/* A block a row of drafts, all depths. */
+/* A block a row of drafts, all depths. SIDES: somebody keeps or gives which of p and q is the smaller. */
+template <bool SIDES>
 __global__ __launch_bounds__(ROW_THREADS, 1) void chain_kernel(const arguments g)
 {
     const int64_t i = blockIdx.x, t = g.first + i;
 
     if (g.drafts.weight[t] != 0) {
-        chain_loss(g, i);
-        if (g.drafts.dx) chain_gradient(g, i);
+        chain_loss<SIDES>(g, i);
+        if (g.drafts.dx) chain_gradient<SIDES>(g, i);
         return;
     }
     if (threadIdx.x == 0) g.drafts.loss[t] = 0;
     for (int32_t d = 0; d < g.h.depths; d++) {
         if (threadIdx.x == 0) g.drafts.alpha[d * g.h.rows + t] = 0;
         if (g.drafts.dx) clear_row(g.c.draft + (d * g.rows + i) * g.c.pitch, (int)g.h.vocabulary);
+        for (int64_t v = threadIdx.x; SIDES && !g.drafts.given && v < g.h.vocabulary; v += ROW_THREADS)
+            side_of<SIDES>(g, i, d)[v] = 0;
     }
 }
 
@@ -198,7 +223,7 @@ void run_drafts(cuda_device *d, const arguments &g)
     forward.stride_a = to_x.stride_c = h.rows * h.width;
     forward.stride_c = to_x.stride_a = g.rows * g.c.pitch;
     matmul(d, &forward, (const bf16 *)g.drafts.x + g.first * h.width, g.w, g.c.draft);
-    chain_kernel<<<(unsigned)g.rows, ROW_THREADS, 0, d->stream>>>(g);
+    (g.drafts.side ? chain_kernel<true> : chain_kernel<false>)<<<(unsigned)g.rows, ROW_THREADS, 0, d->stream>>>(g);
     if (g.drafts.dx) matmul(d, &to_x, g.c.draft, g.w, (bf16 *)g.drafts.dx + g.first * h.width);
 }
 

@@ -3,6 +3,14 @@
 
 #include "device/element.cuh"
 
+/* Whether the relu of a head and a key, at `at` in i.open, lets a gradient through. */
+__device__ __forceinline__ bool relu_open(const struct indexer &i, int64_t at, float dot)
+{
+    if (i.sides == 0) return dot > 0;
+    if (i.sides == 1) i.open[at] = dot > 0;
+    return i.open[at] != 0;
+}
+
 /* By a block of THREADS: the loss of a row over the n >= 1 keys of its support. score are the student's scores, p the
  * teacher's probabilities; slope gets weight * (q - p), which is the gradient of the scores, and may be p. The sum is one of
  * differences that cancel as the student learns, hence double. Ends without a barrier. */

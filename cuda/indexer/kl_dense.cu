@@ -48,7 +48,8 @@ using product = tile<float, TILE, TILE, ALONG, ALONG>;
 bool is_fast(const struct indexer *i)
 {
     return i->type == GLM52_DTYPE_BF16 && i->heads == DENSE_HEADS && i->width == DENSE_WIDTH && i->rows > 0 &&
-           i->rows <= INT32_MAX / DENSE_HEADS && i->keys > 0 && i->keys <= INT32_MAX - DENSE_KEYS;
+           i->rows <= INT32_MAX / DENSE_HEADS && i->keys > 0 && i->keys <= INT32_MAX - DENSE_KEYS &&
+           i->sides == 0;
 }
 
 int64_t slab_stride(const struct indexer *i) { return divided(i->keys, DENSE_KEYS) * DENSE_KEYS; }
@@ -268,11 +269,12 @@ __device__ void coefficients(const arguments &x, product::shared &shared, const 
     student_dots<T>(x, t, shared, b, key, h);
     __syncthreads();
     t.each([&](int r, int u, float dot) {
-        const bool active = seen(bound, r, key + u) && dot > 0;
-        const float slope = active ? x.p[(b.row + r) * x.stride + key + u] : 0;
+        const int64_t head = (x.first + b.row + r) * x.i.heads + h;
+        const bool here = seen(bound, r, key + u);
+        const float slope = here ? x.p[(b.row + r) * x.stride + key + u] : 0;
 
-        c[r][u] = active ? slope * x.weight[(x.first + b.row + r) * x.i.heads + h] : 0;
-        if (term) term[r][u] = active ? slope * dot : 0;
+        c[r][u] = here && relu_open(x.i, head * x.i.keys + key + u, dot) ? slope * x.weight[head] : 0;
+        if (term) term[r][u] = here && dot > 0 ? slope * dot : 0;
     });
     __syncthreads();
 }

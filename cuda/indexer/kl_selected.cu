@@ -80,7 +80,8 @@ __device__ void dots(const arguments &x, const on_chip &c, const int32_t *select
 }
 
 /* One tile's share of dq and dweight. */
-__device__ void add_gradients(const arguments &x, const on_chip &c, const float *weight, const float *slope, int first, int n)
+__device__ void add_gradients(const arguments &x, const on_chip &c, int64_t t, const float *weight, const float *slope,
+                              int first, int n)
 {
     const int width = x.i.width, heads = x.i.heads;
 
@@ -91,7 +92,7 @@ __device__ void add_gradients(const arguments &x, const on_chip &c, const float 
             float *d = &c.dot[u * (heads + 1) + h];
 
             sum += *d > 0 ? slope[first + u] * *d : 0;
-            *d = *d > 0 ? slope[first + u] * weight[h] : 0;
+            *d = relu_open(x.i, (t * heads + h) * x.i.k + first + u, *d) ? slope[first + u] * weight[h] : 0;
         }
         c.dweight[h] = sum;
     }
@@ -142,7 +143,7 @@ __global__ __launch_bounds__(THREADS) void rows_kernel(const arguments x)
     }
     for (int first = 0; first < moving; first += KEYS) {
         dots<T>(x, c, selected, first, min(KEYS, moving - first));
-        add_gradients(x, c, weight, slope, first, min(KEYS, moving - first));
+        add_gradients(x, c, t, weight, slope, first, min(KEYS, moving - first));
     }
     __syncthreads();
     for (int j = threadIdx.x; j < size; j += THREADS) ((T *)x.dq)[t * size + j] = to<T>(c.dq[j]);
@@ -165,10 +166,11 @@ __device__ int find(const int32_t *selected, int count, int key)
     return low < count && selected[low] == key ? low : -1;
 }
 
-/* What row t gives to a key, `slope` being its g there: c by the warps, a head each, then the sum. */
+/* What row t gives to the key at `place` of its selection: c by the warps, a head each, then the sum. */
 template <class T>
-__device__ void add_row(const arguments &x, int64_t t, float slope, const float *key, float *dkey)
+__device__ void add_row(const arguments &x, int64_t t, int place, const float *key, float *dkey)
 {
+    const float slope = x.slope[t * x.i.k + place];
     __shared__ float c[WARPS];
     const int width = x.i.width, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
@@ -182,7 +184,12 @@ __device__ void add_row(const arguments &x, int64_t t, float slope, const float 
             dot = warp_reduce(dot, plus());
         }
         __syncthreads();
-        if (warp < n && lane == 0) c[warp] = dot > 0 ? slope * x.weight[t * x.i.heads + first + warp] : 0;
+        if (warp < n && lane == 0) {
+            const int64_t head = t * x.i.heads + first + warp;
+            const bool open = x.i.sides ? x.i.open[head * x.i.k + place] != 0 : dot > 0; /* rows_kernel has said it */
+
+            c[warp] = open ? slope * x.weight[head] : 0;
+        }
         __syncthreads();
         for (int e = threadIdx.x; e < width; e += THREADS) {
             float sum = dkey[e];
@@ -212,7 +219,7 @@ __global__ __launch_bounds__(THREADS) void keys_kernel(const arguments x)
         found[threadIdx.x] = place;
         if (!__syncthreads_or(place >= 0)) continue;
         for (int j = 0; j < THREADS; j++)
-            if (found[j] >= 0) add_row<T>(x, base + j, x.slope[(base + j) * x.i.k + found[j]], key, dkey);
+            if (found[j] >= 0) add_row<T>(x, base + j, found[j], key, dkey);
         __syncthreads();
     }
     for (int e = threadIdx.x; e < x.i.width; e += THREADS) x.dkey[u * x.i.width + e] = dkey[e];
@@ -250,7 +257,7 @@ constexpr int64_t FEWEST_ROWS = 256;        /* but at least so many rows */
 bool is_fast(const struct indexer *i)
 {
     return i->type == GLM52_DTYPE_BF16 && i->heads == KL_HEADS && i->width == KL_WIDTH && i->k <= KL_MOST_KEYS && i->rows > 0 &&
-           i->rows <= INT32_MAX / KL_HEADS && i->keys > 0;
+           i->rows <= INT32_MAX / KL_HEADS && i->keys > 0 && i->sides == 0;
 }
 
 int64_t chunk_rows(const kl_call &c)

@@ -36,13 +36,14 @@ static size_t most(size_t a, size_t b)
 
 void indexer_plan(struct indexer_part *m, const struct mla *teacher, struct stream *s, struct plan *p)
 {
-    int64_t heads = m->c->index_n_heads, width = m->c->index_head_dim;
+    int64_t heads = m->c->index_n_heads, width = m->c->index_head_dim, support = m->dense ? p->rows : m->c->index_topk;
     void (*place)(struct plan *, struct slot *, glm52_dtype, int64_t, int64_t) = m->learns ? plan_save : plan_temp;
     struct indexer shape = shape_of(m, p->rows, 0);
     struct teacher t = teacher_shape(teacher);
     struct norm n = norm_of(m, p->rows);
     uint64_t mark = plan_mark(p);
 
+    shape.sides = m->guided;
     place(p, &m->slots.q, m->type, p->rows, heads * width);
     place(p, &m->slots.key_raw, m->type, p->rows, width);
     place(p, &m->slots.key, m->type, p->rows, width);
@@ -57,6 +58,7 @@ void indexer_plan(struct indexer_part *m, const struct mla *teacher, struct stre
         plan_temp(p, &m->slots.dkey, GLM52_DTYPE_F32, p->rows, width);
         plan_temp(p, &m->slots.dkey_cast, m->type, p->rows, width);
         plan_temp(p, &m->slots.dweight, GLM52_DTYPE_F32, p->rows, heads);
+        if (m->guided) plan_temp(p, &m->slots.open, GLM52_DTYPE_I32, p->rows, heads * support);
     }
     plan_temp_bytes(p, &m->slots.workspace, bytes);
     plan_release(p, mark);
@@ -136,6 +138,19 @@ static void backward_projections(const struct indexer_part *m, const struct pass
     b->ops->gemm(b->stream, &weights, at(b, m->slots.dweight), u, m->w->weights->gradient);
 }
 
+/* Which relus are open decides over the gradient as a selection does: a guide may have it. */
+static int64_t relus(const struct indexer_part *m, const struct pass *b)
+{
+    return m->c->index_n_heads * (m->dense ? b->rows : m->c->index_topk);
+}
+
+static void take_sides(const struct indexer_part *m, const struct pass *b, struct indexer *shape)
+{
+    shape->open = at(b, m->slots.open);
+    shape->sides = given(b, "relu_side", m->layer, relus(m, b), shape->open) ? 2 : 1;
+    if (shape->sides == 1) b->ops->zero(b->stream, shape->open, (size_t)(b->rows * relus(m, b)) * sizeof *shape->open);
+}
+
 void indexer_learn(const struct indexer_part *m, const struct pass *b, const struct mla *teacher, const void *u,
                    const void *q_latent, const int32_t *selected, double *total)
 {
@@ -146,6 +161,7 @@ void indexer_learn(const struct indexer_part *m, const struct pass *b, const str
     float *dweight = at(b, m->slots.dweight);
 
     LABEL(b, "indexer.loss");
+    if (m->guided) take_sides(m, b, &shape);
     if (m->dense)
         b->ops->index_kl_dense(b->stream, &shape, &t, q, key, weight,
                                at(b, teacher->dense ? teacher->slots.q : teacher->slots.absorbed),
@@ -155,6 +171,7 @@ void indexer_learn(const struct indexer_part *m, const struct pass *b, const str
     else
         b->ops->index_kl_selected(b->stream, &shape, q, key, weight, selected, at(b, m->slots.target), b->in->kl_weight,
                                   kl, at(b, m->slots.dq), dkey, dweight, workspace);
+    if (shape.sides == 1) made(b, "relu_side", m->layer, relus(m, b), shape.open);
     b->ops->sum(b->stream, b->rows, kl, b->in->kl_weight, total, workspace);
     tap(b, "kl_rows", m->layer, GLM52_DTYPE_F32, 1, kl);
     backward_projections(m, b, u, q_latent);

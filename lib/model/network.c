@@ -30,7 +30,8 @@ static void build_layer(struct model *m, int index, const struct layer_weights *
                         .indexes = full && (!dense || learns), .frozen = config->train.train_only == TRAIN_INDEXER};
     l->mla = (struct mla){.w = &w->mla, .c = c, .type = m->type, .dense = dense, .fast = !config->train.deterministic};
     l->indexer = (struct indexer_part){.w = &w->indexer, .c = c, .type = m->type, .layer = index, .learns = learns && full,
-                                       .dense = config->indexer_loss.kind == INDEXER_LOSS_DENSE};
+                                       .dense = config->indexer_loss.kind == INDEXER_LOSS_DENSE,
+                                       .guided = m->guide != NULL};
     l->mlp = (struct mlp){.w = &w->mlp, .width = c->intermediate_size, .type = m->type};
     l->moe = (struct moe){.w = &w->moe, .c = c, .config = config, .type = m->type, .passes = 1};
     l->moe.shared = (struct mlp){.w = &w->moe.shared, .width = c->moe_intermediate_size * c->n_shared_experts,
@@ -124,6 +125,11 @@ static size_t most(size_t a, size_t b)
     return a > b ? a : b;
 }
 
+static int has_tv(const struct network *n)
+{
+    return n->mtp.depths && n->model->config.mtp.loss == MTP_LOSS_TV;
+}
+
 static size_t head_bytes(struct network *n)
 {
     struct stream *s = n->model->stream;
@@ -132,7 +138,7 @@ static size_t head_bytes(struct network *n)
     size_t bytes = most(s->ops->head_loss_bytes(s, &head), norm_backward_bytes(s, n->rows, head.width));
 
     bytes = most(bytes, s->ops->sum_bytes(s, n->rows * (n->mtp.depths + 1)));
-    return n->mtp.depths && n->model->config.mtp.loss == MTP_LOSS_TV ? most(bytes, s->ops->head_tv_bytes(s, &tv)) : bytes;
+    return has_tv(n) ? most(bytes, s->ops->head_tv_bytes(s, &tv)) : bytes;
 }
 
 /* Everything a pass will use, in the order in which it runs. */
@@ -156,6 +162,8 @@ static void lay_out(struct network *n)
         mtp_plan(&n->mtp, s, p);
     }
     plan_temp_bytes(p, &n->head_workspace, head_bytes(n));
+    n->guided = n->model->guide != NULL;
+    if (n->guided && has_tv(n)) plan_temp(p, &n->side, GLM52_DTYPE_I32, p->rows, n->mtp.depths * c->vocab_size);
 }
 
 static const enum memory_class region_class[REGIONS] = {MEMORY_ACTIVATIONS, MEMORY_ACTIVATIONS, MEMORY_WORKSPACE};
@@ -316,6 +324,25 @@ static void mtp_cross_entropy(struct network *n, struct pass *f, const struct in
     f->depth = -1;
 }
 
+/* Which of p and q is the smaller decides over the gradient as a selection does: a guide may have it. */
+static void take_sides(struct network *n, struct pass *f, const struct head_tv *h, struct head_drafts *drafts)
+{
+    if (!n->guided) return;
+    drafts->side = at(f, n->side);
+    drafts->given = 1;
+    for (f->depth = 0; f->depth < h->depths; f->depth++)
+        drafts->given &= given(f, "tv_side", -1, h->vocabulary, drafts->side + f->depth * h->rows * h->vocabulary);
+    f->depth = -1;
+}
+
+static void show_sides(struct network *n, struct pass *f, const struct head_tv *h, const struct head_drafts *drafts)
+{
+    if (!n->guided || drafts->given) return;
+    for (f->depth = 0; f->depth < h->depths; f->depth++)
+        made(f, "tv_side", -1, h->vocabulary, drafts->side + f->depth * h->rows * h->vocabulary);
+    f->depth = -1;
+}
+
 /* The trunk's cross-entropy and the drafts' total variation. */
 static void total_variation(struct network *n, struct pass *f, const struct input *in, int backward)
 {
@@ -330,7 +357,9 @@ static void total_variation(struct network *n, struct pass *f, const struct inpu
                                  .dx = backward ? mtp_dout(&n->mtp, f, 0) : NULL};
     void *workspace = at(f, n->head_workspace);
 
+    take_sides(n, f, &h, &drafts);
     f->ops->head_tv(f->stream, &h, &trunk, &drafts, n->model->parameters.head->value, workspace);
+    show_sides(n, f, &h, &drafts);
     f->ops->sum(f->stream, f->rows, trunk.loss, trunk.weight, n->sum + n->sums.ce, workspace);
     f->ops->sum(f->stream, f->rows, drafts.loss, drafts.weight, n->sum + n->sums.mtp, workspace);
     tap(f, "ce_rows", -1, GLM52_DTYPE_F32, 1, trunk.loss);
@@ -351,7 +380,7 @@ static void total_variation(struct network *n, struct pass *f, const struct inpu
 
 static void run_heads(struct network *n, struct pass *f, const struct input *in, int backward)
 {
-    if (n->mtp.depths && n->model->config.mtp.loss == MTP_LOSS_TV) {
+    if (has_tv(n)) {
         total_variation(n, f, in + 1, backward);
         return;
     }

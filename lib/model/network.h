@@ -31,10 +31,11 @@ struct network {
     int indexers, sparse_layers; /* executions of learning indexers; rows of counts */
     struct slot *x;              /* [layers + 1] the residual stream before each layer and after the last */
     struct slot *selected;       /* [layers] of the source layer where shared */
-    struct slot final, final_rstd, dx, loss, head_workspace, alpha, hit;
+    struct slot final, final_rstd, dx, loss, head_workspace, alpha, hit, side;
     unsigned char *base[REGIONS];
     struct input_stage stage;
     struct input in[MTP_DEPTHS + 1]; /* what was fed last: the trunk's view, then those of the MTP depths */
+    int guided;                  /* its model had a guide when memory was laid out */
     int microbatches;            /* of its step */
     int first;                   /* the next pass begins a step: its gradients take the place of those there are */
     unsigned char *written;      /* [parameters] during that pass: the gradient is of this step */

@@ -59,10 +59,11 @@ struct indexer_part {
     int layer;
     int learns;                   /* indexer_loss.kind is not none */
     int dense;                    /* ... and its support is all visible keys */
+    int guided;                   /* its model had a guide when memory was laid out */
     struct {
         struct slot q, key_raw, key, statistics, weight;                          /* kept if it learns */
         struct slot kl;                                                           /* kept, fp32 [rows] */
-        struct slot workspace, dq, dkey, dkey_cast, dweight, target;              /* temporary */
+        struct slot workspace, dq, dkey, dkey_cast, dweight, target, open;        /* temporary */
     } slots;
 };
 

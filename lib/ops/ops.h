@@ -95,6 +95,8 @@ struct indexer {
     int32_t heads, width, k;
     glm52_dtype type;
     double pairs;
+    int32_t sides; /* of a loss: 1 leaves in `open` whether the relu of head and key is open, 2 takes it from there */
+    int32_t *open; /* [rows,heads,keys]; with selected keys [rows,heads,k]. Of pairs outside the support it stays. */
 };
 
 /* Absorbed MLA attention over selected keys (model.md 2.2). */
@@ -179,6 +181,8 @@ struct head_drafts {
     const float *weight;
     float *alpha, *loss; /* [depths,rows], [rows] */
     void *dx;            /* like x */
+    int32_t *side;       /* [depths,rows,vocabulary], NULL: not wanted */
+    int32_t given;       /* side stands */
 };
 
 /* Matrices of narrow floats with a scale for each block of block_rows x block_columns (posttraining.md 1, 2); the last
@@ -359,7 +363,7 @@ struct ops {
     /* ---- indexer loss (training.md 1.4) ----
      * kl[t] = sum_u p (log max(p, 1e-10) - log softmax(score[t])[u]) over the support of row t, 0 where it is empty.
      * Gradients of sum_t row_weight[t] * kl[t]: dq like q, dkey [keys,width] fp32, dweight [rows,heads] fp32, all
-     * overwritten. Rows of weight 0 get a kl, but no gradient.
+     * overwritten. Rows of weight 0 get a kl, but no gradient. That of q and key jumps where a relu opens: `sides`.
      * The indexer's pairs are those of the support.
      * selected: the support is `selected`, p = target as sparse_mla_backward or _target gave it.
      * dense: the support is start .. end; p = mean over the teacher's heads of softmax(scale * teacher_q . teacher_key)
@@ -434,7 +438,9 @@ struct ops {
      * sum_v min(p, q), p = softmax of the trunk at row t + d + 1, q = softmax of draft d at row t; the drafts' loss[t] = 1 -
      * mean over prefixes of the product of alphas. Rows where the drafts' weight is 0 have no complete chain: alpha and loss
      * 0, whatever the trunk has there. The drafts' dx is overwritten: gradient of sum_t weight[t] * loss[t] through the
-     * drafts alone; NULL: not wanted. With states in bf16 the logits may be rounded to bf16; sums are fp32. */
+     * drafts alone; NULL: not wanted. It jumps where q = p: side is 1 where q counts as no larger than p, else 0, 0 too
+     * in rows of weight 0; if `given`, the gradient takes it from there. With states in bf16 the logits may be rounded
+     * to bf16; sums are fp32. */
     size_t (*head_tv_bytes)(struct stream *s, const struct head_tv *h);
     void (*head_tv)(struct stream *s, const struct head_tv *h, const struct head_trunk *trunk,
                     const struct head_drafts *drafts, const void *w, void *workspace);

@@ -258,6 +258,12 @@ static void report_floats(struct golden_case *c, const char *label, const struct
             at = i;
         }
     }
+    if (c->own_sides) {
+        if (!judged || error <= tolerance) return;
+        c->beyond++;
+        printf("  bf16, own sides: %-56s error %-10.3g tolerance %-10.3g shown\n", label, error, tolerance);
+        return;
+    }
     printf("  %s%-*s error %-10.3g tolerance %-10.3g", c->bf16 ? "bf16 " : "", c->bf16 ? 67 : 72, label, error, tolerance);
     if (!judged) {
         printf(" not judged\n");
@@ -352,6 +358,10 @@ void compare_integers(struct golden_case *c, const char *label, const char *name
             wrong++;
             at = i;
         }
+    if (c->own_sides && !wrong) {
+        array_free(&expected);
+        return;
+    }
     printf("  %-72s error %-10s tolerance %-10s", label, wrong ? "differs" : "0", "exact");
     if (!wrong) {
         printf(" ok\n");

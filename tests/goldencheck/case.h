@@ -18,6 +18,8 @@ struct golden_case {
     int compared, failures;
     int bf16;               /* this run computes in bf16: tolerances are 2^17 times the fp32 error's, or show too little */
     int unjudged;           /* errors are shown alone */
+    int own_sides;          /* sides of kinks are this run's own: what is beyond the band is shown and counted */
+    int beyond;
 };
 
 /* A tensor of the case as numbers: `value` always, `integer` for integer types only. */
@@ -82,10 +84,20 @@ void case_leave_out(struct golden_case *c, const char *name);
 /* Tensors of the file nobody used: a failure if the kind says that it compares all, else a remark. */
 void case_check_used(struct golden_case *c, int all);
 
-/* A model that notes its selections and expert choices, and after guide_give() takes them in the same order. */
+/* A model that notes its decisions ("topk", "router_idx", and at a kink of a loss "tv_side" or "relu_side"), and after
+ * guide_give() takes them in the same order; but those whose name ends with `but` (NULL: none) it then makes itself. */
 void guide_model(struct stream *s, struct model *m);
-void guide_give(void);
-int guide_forget(void); /* 0: the second run asked for others than the first made */
+void guide_give(const char *but);
+int guide_followed(void); /* 0: the second run asked for others than the first made */
+int guide_has(const char *kind);
+/* Of the decisions that the second run made itself: the numbers that fell otherwise, and all. */
+void guide_otherwise(int64_t *numbers, int64_t *of_all);
+void guide_forget(void);
+
+/* The seed of golden_check --grid; -1: none. A model in fp32 then does as if in bf16, on a shifted grid unless it is
+ * 0. */
+extern int golden_grid;
+void grid_model(struct stream *s, int seed);
 
 void *must_allocate(size_t count, size_t size); /* zeroed; exits when there is none */
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# check.sh GOLDEN_CHECK GOLDEN: the checker must see what is wrong. Works on copies of the rope case.
+# check.sh GOLDEN_CHECK GOLDEN: the checker must see what is wrong, on copies of the rope case; and emulate bf16.
 set -u
 program=$1 golden=$2
 work=$(mktemp -d) && trap 'rm -rf "$work"' EXIT
@@ -53,6 +53,12 @@ fresh
 rm "$work/other.safetensors"
 expect "0 passed, 1 failed, 0 skipped" 1 "$work"
 expect "0 passed, 1 failed, 0 skipped" 1 "$work/nothing"
+
+# bf16 emulated in fp32 leaves the same bits.
+"$program" --bf16 "$golden/hf_forward.json" >"$work/bf16"
+"$program" --grid 0 "$golden/hf_forward.json" >"$work/grid"
+cmp "$work/bf16" "$work/grid" || failures=$((failures + 1))
+[ "$(grep -c '^  bf16 .* ok$' "$work/grid")" -gt 300 ] || { echo "few numbers in bf16"; failures=$((failures + 1)); }
 
 echo "$failures failures"
 [ "$failures" = 0 ]

@@ -81,10 +81,12 @@ static glm52_status open_model(struct model_run *r, const char *directory)
     if (!status) status = glm52_config_create(r->context, &config);
     if (!status) status = set_epsilons(r->c, config);
     if (!status) status = set_rows(r->c, config);
-    const char *precision = r->c->bf16 ? "bf16" : r->precision;
+    int grid = r->c->bf16 && golden_grid >= 0;
+    const char *precision = r->c->bf16 && !grid ? "bf16" : r->precision;
     if (!status && precision) status = glm52_config_set(config, "precision.params", precision);
     if (!status) status = glm52_model_load(r->context, config, path, &r->model);
     if (!status) guide_model(&r->context->stream, &r->model->model);
+    if (!status && grid) grid_model(&r->context->stream, golden_grid);
     glm52_config_unref(&config);
     return status;
 }

@@ -1,5 +1,6 @@
-/* golden_check [--device NAME] [--bf16] PATH...: finds cases, runs those whose kind is known, and counts. With --bf16 those
- * of a model run once more, in bf16 and with the decisions of the run before. */
+/* golden_check [--device NAME] [--bf16 | --grid SEED] PATH...: finds cases, runs those whose kind is known, and counts.
+ * With --bf16 those of a model run once more, in bf16 and with the decisions of the run before; with --grid (on the
+ * cpu, forward and backward alone) in fp32 that is rounded as bf16 would be, on a grid shifted by chance. */
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,10 +13,10 @@
 static const struct kind {
     const char *name;
     void (*run)(struct golden_case *c);
-    int model;
+    int model;  /* 2: grid.c has all that it runs */
 } kinds[] = {
-    {"hf_forward", run_hf_forward, 1},
-    {"ref_model", run_ref_model, 1},
+    {"hf_forward", run_hf_forward, 2},
+    {"ref_model", run_ref_model, 2},
     {"hf_bf16", run_hf_bf16, 0},
     {"indexer_kl", run_indexer_kl, 1},
     {"mtp_base", run_mtp_base, 1},
@@ -34,6 +35,7 @@ static const struct kind {
 };
 
 static int passed, failed, skipped, in_bf16;
+int golden_grid = -1;
 
 static void fail_path(const char *path, const char *why)
 {
@@ -61,17 +63,36 @@ static int is_case_name(const char *base)
            !text_ends_with(base, ".index.json");
 }
 
+/* Once more: gradients of min(p, q) and of the indexer's relus jump at a kink, and this run says itself on which side
+ * it is. */
+static void show_own_sides(const struct kind *kind, struct golden_case *c)
+{
+    int64_t otherwise, of;
+    int compared = c->compared;
+
+    c->own_sides = 1;
+    guide_give("_side");
+    kind->run(c);
+    c->own_sides = 0;
+    c->compared = compared;
+    guide_otherwise(&otherwise, &of);
+    if (!guide_followed() || !of) case_fail(c, "bf16, own sides: they were not asked for as in fp32");
+    printf("  bf16, own sides: %lld of %lld numbers are on the other side of a kink, %d tensors beyond the band\n",
+           (long long)otherwise, (long long)of, c->beyond);
+}
+
 static void run_bf16_case(const struct kind *kind, struct golden_case *c)
 {
     int compared = c->compared;
 
     c->bf16 = 1;
     c->compared = 0;
-    guide_give();
+    guide_give(NULL);
     kind->run(c);
-    if (!guide_forget()) case_fail(c, "bf16: other selections or expert choices were asked for than fp32 made");
+    if (!guide_followed()) case_fail(c, "bf16: other decisions were asked for than fp32 made");
     if (!c->compared) case_fail(c, "bf16: nothing was judged");
     c->compared += compared;
+    if (guide_has("_side")) show_own_sides(kind, c);
 }
 
 static void run_case(const struct kind *kind, const char *path, json_t *sidecar)
@@ -85,7 +106,7 @@ static void run_case(const struct kind *kind, const char *path, json_t *sidecar)
             case_fail(&c, "format %lld; this program reads format 1", (long long)json_integer_value(format));
         else
             kind->run(&c);
-        if (in_bf16 && kind->model) run_bf16_case(kind, &c);
+        if (in_bf16 && kind->model > (golden_grid >= 0)) run_bf16_case(kind, &c);
         guide_forget();
         if (!c.compared) case_fail(&c, "nothing was compared");
     }
@@ -168,9 +189,14 @@ int main(int argc, char **argv)
     if (argc > first && !strcmp(argv[first], "--bf16")) {
         in_bf16 = 1;
         first++;
+    } else if (argc > first + 1 && !strcmp(argv[first], "--grid")) {
+        in_bf16 = 1;
+        golden_grid = atoi(argv[first + 1]);
+        first += 2;
     }
     if (argc <= first) {
-        fprintf(stderr, "usage: golden_check [--device NAME] [--bf16] PATH...  (a sidecar X.json, or a directory of them)\n");
+        fprintf(stderr, "usage: golden_check [--device NAME] [--bf16 | --grid SEED] PATH...  (a sidecar X.json, or a "
+                        "directory of them)\n");
         return 2;
     }
     setvbuf(stdout, NULL, _IOLBF, 0);

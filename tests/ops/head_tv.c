@@ -7,6 +7,8 @@ struct tv_case {
     struct head_tv shape;
     struct array *target, *draft, *w, *weight, *alpha, *loss, *dx;
     struct array *label, *trunk_weight, *trunk_loss, *trunk_dx, *dw; /* of the trunk's own loss; dw NULL: not wanted */
+    struct array *side; /* NULL: not wanted */
+    int given;
     double *p, *q; /* probabilities: trunk [rows,vocabulary], drafts [depths,rows,vocabulary] */
     double rounding; /* of a logit, where logits may be bf16; else 0 */
 };
@@ -101,6 +103,11 @@ static double objective(void *problem)
     return sum;
 }
 
+static int on_draft(const struct tv_case *c, int64_t v, int32_t k, int64_t t, const double *p, const double *q)
+{
+    return c->given ? c->side->value[(k * c->shape.rows + t) * c->shape.vocabulary + v] != 0 : q[v] <= p[v];
+}
+
 /* training.md 3.4 in its own words; where q = p, differences see a kink. */
 static void plain_gradient(const struct tv_case *c, double *dx)
 {
@@ -114,11 +121,12 @@ static void plain_gradient(const struct tv_case *c, double *dx)
             if (c->weight->value[t] == 0) continue;
             for (int32_t i = 0; i < k; i++) before *= plain_alpha(c, i, t);
             for (int32_t j = k + 1; j < h->depths; j++) after += product *= plain_alpha(c, j, t);
-            for (int64_t v = 0; v < h->vocabulary; v++) below += q[v] <= p[v] ? q[v] : 0;
+            for (int64_t v = 0; v < h->vocabulary; v++) below += on_draft(c, v, k, t, p, q) ? q[v] : 0;
             for (int64_t v = 0; v < h->vocabulary; v++)
                 for (int64_t j = 0; j < h->width; j++)
-                    dx[(k * h->rows + t) * h->width + j] += c->weight->value[t] * before * after / h->depths * q[v] *
-                                                            (below - (q[v] <= p[v])) * c->w->value[v * h->width + j];
+                    dx[(k * h->rows + t) * h->width + j] +=
+                        c->weight->value[t] * before * after / h->depths * q[v] * (below - on_draft(c, v, k, t, p, q)) *
+                        c->w->value[v * h->width + j];
         }
 }
 
@@ -130,7 +138,8 @@ static void run(struct tv_case *c, int with_gradient)
     struct head_trunk trunk = {c->target->at, c->label->at, c->trunk_weight->at, c->trunk_loss->at,
                                of_trunk ? c->trunk_dx->at : NULL, of_trunk && c->dw ? c->dw->at : NULL};
     struct head_drafts drafts = {c->draft->at, c->weight->at, c->alpha->at, c->loss->at,
-                                 with_gradient && with_gradient < 3 ? c->dx->at : NULL};
+                                 with_gradient && with_gradient < 3 ? c->dx->at : NULL, c->side ? c->side->at : NULL,
+                                 c->given};
 
     ops->head_tv(device, &c->shape, &trunk, &drafts, c->w->at, workspace->at);
     array_fetch(workspace);
@@ -209,12 +218,65 @@ static void check_case(struct tv_case *c, double *want)
     check_close(c->dx, want, tolerance(c->shape.type, 2 * c->shape.vocabulary) + 4 * c->rounding);
 }
 
+/* Where rounding may decide, either side is right. */
+static void check_side(const struct tv_case *c)
+{
+    const struct head_tv *h = &c->shape;
+    double slack = tolerance(F32, 8 * h->width) + 4 * c->rounding;
+
+    array_fetch(c->side);
+    for (int32_t d = 0; d < h->depths; d++)
+        for (int64_t t = 0; t < h->rows; t++)
+            for (int64_t v = 0; v < h->vocabulary; v++) {
+                double got = c->side->value[(d * h->rows + t) * h->vocabulary + v], q = draft_row(c, d, t)[v], p;
+
+                if (c->weight->value[t] == 0) {
+                    ck_assert(got == 0);
+                    continue;
+                }
+                p = c->p[(t + d + 1) * h->vocabulary + v];
+                ck_assert_msg(got == (q <= p) || (fabs(q - p) <= slack * (q + p) && got == (q > p)),
+                              "side %g of depth %d, row %d, token %d: q %g, p %g", got, (int)d, (int)t, (int)v, q, p);
+            }
+}
+
+/* Keeping sides changes nothing; drawn ones rule the gradient and nothing else. Where logits are bf16, q, its sum over
+ * the sides and both factors of a chain are each off by up to two roundings. */
+static void check_sides(struct tv_case *c)
+{
+    double *want = doubles(c->draft->count), *drawn = doubles(c->shape.depths * c->shape.rows * c->shape.vocabulary);
+
+    check_same(c->alpha);
+    check_same(c->loss);
+    check_same(c->dx);
+    c->side = array_output(GLM52_DTYPE_I32, c->shape.depths * c->shape.rows * c->shape.vocabulary);
+    run(c, 2);
+    check_same(c->alpha);
+    check_same(c->loss);
+    check_same(c->dx);
+    check_side(c);
+    for (int64_t i = 0; i < c->side->count; i++) c->side->value[i] = drawn[i] = (double)draw_below(2);
+    array_push(c->side);
+    c->given = 1;
+    plain_gradient(c, want);
+    array_poison(c->alpha);
+    array_poison(c->loss);
+    array_poison(c->dx);
+    run(c, 1);
+    check_losses(c);
+    check_close(c->dx, want, tolerance(c->shape.type, 2 * c->shape.vocabulary) + 8 * c->rounding);
+    check_exact(c->side, drawn);
+    c->side = NULL;
+    c->given = 0;
+}
+
 static void check_tv(struct head_tv shape)
 {
     struct tv_case c = tv_case(shape);
 
     fill_trunk(&c);
     check_case(&c, NULL);
+    check_sides(&c);
     check_trunk(&c);
 }
 
@@ -247,17 +309,32 @@ static double largest_logit(const struct head_tv *h, const struct array *x, cons
     return most;
 }
 
-/* Logits may be rounded to bf16; where that decides whether q exceeds p, both are close, and the gradient moves little. */
+/* The gradient on the sides that the device takes, which where logits are rounded to bf16 need not be those of double. */
+static double *gradient_on_own_sides(struct tv_case *c)
+{
+    double *want = doubles(c->draft->count);
+
+    c->side = array_output(GLM52_DTYPE_I32, c->shape.depths * c->shape.rows * c->shape.vocabulary);
+    run(c, 2);
+    check_side(c);
+    c->given = 1;
+    plain_gradient(c, want);
+    c->given = 0;
+    c->side = NULL;
+    return want;
+}
+
 static void check_wide(struct head_tv shape)
 {
     struct tv_case c = tv_case(shape);
-    double *want = doubles(c.draft->count);
+    double *want;
 
     c.rounding = ldexp(fmax(largest_logit(&shape, c.target, c.w), largest_logit(&shape, c.draft, c.w)), -9);
     fill_trunk(&c);
     fill_drafts(&c);
-    plain_gradient(&c, want);
+    want = gradient_on_own_sides(&c);
     check_case(&c, want);
+    check_sides(&c);
     check_trunk(&c);
     for (int i = 0; i < 3; i++) {
         array_poison(c.dx);
@@ -391,7 +468,7 @@ BENCH(head_tv, "both gradients, 7 depths, 2048 x 512 to 8192")
     struct tv_case c = tv_case((struct head_tv){2048, 512, 8192, 7, F32, F32});
     struct array *workspace = array_workspace(ops->head_tv_bytes(device, &c.shape));
     struct head_trunk trunk = {c.target->at, c.label->at, c.trunk_weight->at, c.trunk_loss->at, c.trunk_dx->at, c.dw->at};
-    struct head_drafts drafts = {c.draft->at, c.weight->at, c.alpha->at, c.loss->at, c.dx->at};
+    struct head_drafts drafts = {c.draft->at, c.weight->at, c.alpha->at, c.loss->at, c.dx->at, NULL, 0};
 
     BENCH_LOOP
         ops->head_tv(device, &c.shape, &trunk, &drafts, c.w->at, workspace->at);
@@ -411,7 +488,7 @@ static void bench_full(int64_t rows, int32_t depths, glm52_dtype gradient)
     struct array *workspace = array_random(BF16, (int64_t)ops->head_tv_bytes(device, &h) / 2);
     struct head_trunk trunk = {target->at, label->at, weight->at, loss->at, dx->at, dw->at};
     struct head_drafts drafts = {draft->at, weight->at, alpha->at, (float *)loss->at + rows,
-                                 (uint16_t *)dx->at + target->count};
+                                 (uint16_t *)dx->at + target->count, NULL, 0};
 
     for (int64_t i = 0; i < draft->count; i++) draft->value[i] = (double)((i * 2654435761 >> 7) % 4093 - 2046) / 65536;
     for (int64_t i = 0; i < target->count; i++) target->value[i] = (double)((i * 2654435761 >> 9) % 4091 - 2045) / 65536;

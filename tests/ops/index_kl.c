@@ -9,6 +9,7 @@ struct problem {
     struct array *selected, *target;             /* selected */
     struct array *start, *end, *teacher_q, *teacher_key; /* dense */
     struct array *teacher_lse;                   /* dense; NULL: nobody has made it */
+    struct array *open;                          /* of shape.open; NULL: not wanted */
 };
 
 static int is_dense(const struct problem *p)
@@ -191,6 +192,14 @@ static double plain_kl(const struct problem *p, int64_t t, const double *probabi
     return kl;
 }
 
+/* Where open has head h of row t and its key number j, which is u. */
+static int64_t place_of(const struct problem *p, int64_t t, int64_t h, int64_t j, int64_t u)
+{
+    int64_t head = t * p->shape.heads + h;
+
+    return is_dense(p) ? head * p->shape.keys + u : head * p->shape.k + j;
+}
+
 /* Gradients of row t by the chain rule. */
 static void plain_backward(const struct problem *p, int64_t t, const double *q, const struct wanted *w)
 {
@@ -202,7 +211,8 @@ static void plain_backward(const struct problem *p, int64_t t, const double *q, 
             double d = student_dot(p, t, h, u), slope = p->row_weight->value[t] * (q[j] - probability[j]);
 
             w->dweight[t * heads + h] += slope * fmax(0, d);
-            slope *= d > 0 ? p->weight->value[t * heads + h] : 0;
+            int open = p->shape.sides == 2 ? p->open->value[place_of(p, t, h, j, u)] != 0 : d > 0;
+            slope *= open ? p->weight->value[t * heads + h] : 0;
             for (int64_t c = 0; c < width; c++) {
                 w->dq[(t * heads + h) * width + c] += slope * p->key->value[u * width + c];
                 w->dkey[u * width + c] += slope * p->q->value[(t * heads + h) * width + c];
@@ -266,12 +276,15 @@ static struct array *workspace_for(const struct problem *p)
 
 static void learn(const struct problem *p, const struct results *r, void *workspace)
 {
+    struct indexer shape = p->shape;
+
+    shape.open = p->open ? p->open->at : NULL;
     if (is_dense(p))
-        ops->index_kl_dense(device, &p->shape, &p->teacher, p->q->at, p->key->at, p->weight->at, p->teacher_q->at,
+        ops->index_kl_dense(device, &shape, &p->teacher, p->q->at, p->key->at, p->weight->at, p->teacher_q->at,
                             p->teacher_key->at, p->teacher_lse ? p->teacher_lse->at : NULL, p->start->at, p->end->at,
                             p->row_weight->at, r->kl->at, r->dq->at, r->dkey->at, r->dweight->at, workspace);
     else
-        ops->index_kl_selected(device, &p->shape, p->q->at, p->key->at, p->weight->at, p->selected->at, p->target->at,
+        ops->index_kl_selected(device, &shape, p->q->at, p->key->at, p->weight->at, p->selected->at, p->target->at,
                                p->row_weight->at, r->kl->at, r->dq->at, r->dkey->at, r->dweight->at, workspace);
 }
 
@@ -309,6 +322,43 @@ static void check_results(const struct problem *p, const struct results *r, cons
     check_close(r->dweight, w->dweight, tolerance(slopes, terms));
 }
 
+/* 1 where a dot is positive, either where it may be rounding; untouched outside the support. Rows of weight 0 may have
+ * it. */
+static void check_open(const struct problem *p)
+{
+    double *want = doubles(p->open->count);
+
+    array_fetch(p->open);
+    for (int64_t i = 0; i < p->open->count; i++) want[i] = -1;
+    for (int64_t t = 0; t < p->shape.rows; t++)
+        for (int64_t j = 0, u; (u = key_of(p, t, j)) >= 0; j++)
+            for (int64_t h = 0; h < p->shape.heads; h++) {
+                int64_t place = place_of(p, t, h, j, u);
+                double d = student_dot(p, t, h, u), got = p->open->value[place];
+
+                want[place] = (fabs(d) < 1e-4 && got >= 0) || (p->row_weight->value[t] == 0 && got == -1) ? got : d > 0;
+            }
+    check_exact(p->open, want);
+}
+
+/* Keeping sides changes nothing but the last bits; drawn ones rule the gradients of q and key. */
+static void check_sides(struct problem p, const struct wanted *w)
+{
+    int64_t count = p.shape.rows * p.shape.heads * (is_dense(&p) ? p.shape.keys : p.shape.k);
+
+    p.open = array_output(GLM52_DTYPE_I32, count);
+    p.shape.sides = 1;
+    struct results r = run(&p);
+    check_results(&p, &r, w);
+    check_open(&p);
+    for (int64_t i = 0; i < count; i++) p.open->value[i] = (double)draw_below(2);
+    array_push(p.open);
+    p.shape.sides = 2;
+    r = run(&p);
+    struct wanted drawn = plain(&p);
+    check_results(&p, &r, &drawn);
+}
+
 /* Against the plain loop; and that one against its differences, if they do not take too long. */
 static void check(struct problem p)
 {
@@ -317,6 +367,7 @@ static void check(struct problem p)
     struct objective o = {&p, &w};
 
     check_results(&p, &r, &w);
+    if (p.shape.rows * p.shape.keys < 4096) check_sides(p, &w);
     if (p.shape.rows > 64) return;
     differences(objective, &o, p.q->value, p.q->count, w.dq);
     differences(objective, &o, p.key->value, p.key->count, w.dkey);

@@ -59,8 +59,15 @@ static void softmax(float *x, int64_t count)
     for (int64_t j = 0; j < count; j++) x[j] *= scale;
 }
 
-/* The acceptance sum min(p, q); *below gets the sum of q over q <= p. Rounding may carry either beyond 1. */
-static float acceptance(const float *p, const float *q, int64_t count, float *below)
+/* Where q counts as no larger than p. */
+static void decide(const float *p, const float *q, int64_t count, int32_t *side)
+{
+    for (int64_t j = 0; j < count; j++) side[j] = q[j] <= p[j];
+}
+
+/* The acceptance sum min(p, q); *below gets the sum of q over q <= p, or over `side`. Rounding may carry either beyond
+ * 1. */
+static float acceptance(const float *p, const float *q, int64_t count, const int32_t *side, float *below)
 {
     double overlap = 0, under = 0;
 
@@ -72,6 +79,7 @@ static float acceptance(const float *p, const float *q, int64_t count, float *be
             low[i] = q[j + i] <= p[j + i] ? q[j + i] : p[j + i];
             kept[i] = q[j + i] <= p[j + i] ? q[j + i] : 0.0f;
         }
+        for (int64_t i = 0; side && i < n; i++) kept[i] = side[j + i] ? q[j + i] : 0.0f;
         overlap += (double)total(low, n);
         under += (double)total(kept, n);
     }
@@ -80,66 +88,84 @@ static float acceptance(const float *p, const float *q, int64_t count, float *be
 }
 
 /* q becomes slope * d acceptance / d logits = slope * q ((q <= p) - below). */
-static void to_gradient(const float *restrict p, float *restrict q, int64_t count, float below, float slope)
+static void to_gradient(const float *restrict p, float *restrict q, int64_t count, const int32_t *restrict side,
+                        float below, float slope)
 {
     float under = slope * (1.0f - below), over = -slope * below;
 
-    for (int64_t j = 0; j < count; j++) q[j] *= q[j] <= p[j] ? under : over;
+    if (side)
+        for (int64_t j = 0; j < count; j++) q[j] *= side[j] ? under : over;
+    else
+        for (int64_t j = 0; j < count; j++) q[j] *= q[j] <= p[j] ? under : over;
+}
+
+/* Of row t; NULL: not wanted. */
+static int32_t *side_of(const struct head_tv *h, const struct head_drafts *drafts, int32_t d, int64_t t)
+{
+    return drafts->side ? drafts->side + (d * h->rows + t) * h->vocabulary : NULL;
 }
 
 /* Of one row: alpha and below of each depth, and the loss. With alpha_d' = alpha_d (1 + alpha_d+1'), the prefixes'
  * products sum to alpha_0'. */
-static float row_loss(const struct head_tv *h, const float *trunk, float *draft, int64_t draft_stride, float *alpha,
-                      float *below, int64_t below_stride)
+static float row_loss(const struct head_tv *h, const struct head_drafts *drafts, int64_t t, const float *trunk,
+                      float *draft, int64_t draft_stride, float *below, int64_t below_stride)
 {
     double prefixes = 0;
 
     for (int32_t d = h->depths - 1; d >= 0; d--) {
-        float *q = draft + d * draft_stride;
+        const float *p = trunk + d * h->vocabulary;
+        float *q = draft + d * draft_stride, *alpha = drafts->alpha + d * h->rows + t;
+        int32_t *side = side_of(h, drafts, d, t);
 
         softmax(q, h->vocabulary);
-        alpha[d * h->rows] = acceptance(trunk + d * h->vocabulary, q, h->vocabulary, &below[d * below_stride]);
-        prefixes = (double)alpha[d * h->rows] * (1 + prefixes);
+        if (side && !drafts->given) decide(p, q, h->vocabulary, side);
+        *alpha = acceptance(p, q, h->vocabulary, side, &below[d * below_stride]);
+        prefixes = (double)*alpha * (1 + prefixes);
     }
     return (float)(1 - prefixes / h->depths);
 }
 
 /* d loss / d alpha_d = -(product of those before) (1 + the products of those after) / depths: no division by alpha. */
-static void row_gradient(const struct head_tv *h, const float *trunk, float *draft, int64_t draft_stride,
-                         const float *alpha, const float *below, int64_t below_stride, float weight)
+static void row_gradient(const struct head_tv *h, const struct head_drafts *drafts, int64_t t, const float *trunk,
+                         float *draft, int64_t draft_stride, const float *below, int64_t below_stride)
 {
-    double before = -(double)weight / h->depths;
+    double before = -(double)drafts->weight[t] / h->depths;
+    const float *alpha = drafts->alpha + t;
 
     for (int32_t d = 0; d < h->depths; d++) {
         double after = 0;
 
         for (int32_t later = h->depths - 1; later > d; later--) after = (double)alpha[later * h->rows] * (1 + after);
-        to_gradient(trunk + d * h->vocabulary, draft + d * draft_stride, h->vocabulary, below[d * below_stride],
-                    (float)(before * (1 + after)));
+        to_gradient(trunk + d * h->vocabulary, draft + d * draft_stride, h->vocabulary, side_of(h, drafts, d, t),
+                    below[d * below_stride], (float)(before * (1 + after)));
         before *= (double)alpha[d * h->rows];
     }
 }
 
 static void chunk_losses(struct stream *s, const struct head_tv *h, const struct chunk *c, int64_t first, int64_t rows,
-                         const float *weight, float *alpha, float *loss, int with_gradient)
+                         const struct head_drafts *drafts)
 {
     int64_t stride = rows * h->vocabulary;
 
 #pragma omp parallel for schedule(static) num_threads(cpu_team(s, (double)rows * h->depths * (double)h->vocabulary * 8))
     for (int64_t i = 0; i < rows; i++) {
         const float *trunk = c->trunk + i * h->vocabulary;
-        float *draft = c->draft + i * h->vocabulary, *below = c->below + i, *to = alpha + first + i;
+        float *draft = c->draft + i * h->vocabulary, *below = c->below + i;
+        int64_t t = first + i;
 
-        if (weight[first + i] == 0) {
-            loss[first + i] = 0;
+        if (drafts->weight[t] == 0) {
+            drafts->loss[t] = 0;
             for (int32_t d = 0; d < h->depths; d++) {
-                to[d * h->rows] = 0;
+                int32_t *side = drafts->given ? NULL : side_of(h, drafts, d, t);
+
+                drafts->alpha[d * h->rows + t] = 0;
                 memset(draft + d * stride, 0, (size_t)h->vocabulary * sizeof *draft);
+                if (side) memset(side, 0, (size_t)h->vocabulary * sizeof *side);
             }
             continue;
         }
-        loss[first + i] = row_loss(h, trunk, draft, stride, to, below, c->rows);
-        if (with_gradient) row_gradient(h, trunk, draft, stride, to, below, c->rows, weight[first + i]);
+        drafts->loss[t] = row_loss(h, drafts, t, trunk, draft, stride, below, c->rows);
+        if (drafts->dx) row_gradient(h, drafts, t, trunk, draft, stride, below, c->rows);
     }
 }
 
@@ -181,7 +207,7 @@ static void draft_losses(struct stream *s, const struct head_tv *h, const void *
         gemm_run(s, &states, c.state, w, c.draft);
 #pragma omp parallel for schedule(static) num_threads(cpu_team(s, (double)trunk_rows * (double)vocabulary * 8))
         for (int64_t row = 0; row < trunk_rows; row++) softmax(c.trunk + row * vocabulary, vocabulary);
-        chunk_losses(s, h, &c, first, rows, drafts->weight, drafts->alpha, drafts->loss, drafts->dx != NULL);
+        chunk_losses(s, h, &c, first, rows, drafts);
         if (drafts->dx) {
             gemm_run(s, &to_x, c.draft, w, c.state);
             return_states(h, first, rows, c.state, drafts->dx);

@@ -183,12 +183,28 @@ static int block_kl(const struct arguments *x, const struct block *b, const stru
     return any;
 }
 
+/* What each relu lets through; `open` (of the tile's first key) has the last word, or is told. */
+static float sided_coefficients(float *d, const float *slope, struct columns seen, float weight, int given,
+                                int32_t *open)
+{
+    float sum = 0;
+
+    for (int64_t u = seen.low; u < seen.high; u++) {
+        if (!given) open[u] = d[u] > 0;
+        sum += d[u] > 0 ? slope[u] * d[u] : 0;
+        d[u] = open[u] ? slope[u] * weight : 0;
+    }
+    return sum;
+}
+
 /* One row of a tile: d becomes c, the gradient of the dots. Returns its share of dweight. */
-static float row_coefficients(float *d, const float *slope, struct columns seen, int64_t keys, float weight)
+static float row_coefficients(float *d, const float *slope, struct columns seen, int64_t keys, float weight, int sides,
+                              int32_t *open)
 {
     float share[KEYS];
 
     blank_unseen(d, seen, keys);
+    if (sides) return sided_coefficients(d, slope, seen, weight, sides == 2, open);
     for (int64_t u = seen.low; u < seen.high; u++) {
         share[u] = d[u] > 0 ? slope[u] * d[u] : 0;
         d[u] = d[u] > 0 ? slope[u] * weight : 0;
@@ -208,7 +224,8 @@ static void tile_gradients(const struct arguments *x, const struct block *b, con
         strips->dweight[first + r] +=
             row_coefficients(strips->dot + r * KEYS, strips->p + (first + r) * i->keys + tile.key - b->all.key,
                              visible_columns(x->start, x->end, tile.row + r, tile.key, tile.keys), tile.keys,
-                             x->weight[(tile.row + r) * i->heads + h]);
+                             x->weight[(tile.row + r) * i->heads + h], i->sides,
+                             i->sides ? i->open + ((tile.row + r) * i->heads + h) * i->keys + tile.key : NULL);
     tile_gemm(tile.rows, width, tile.keys, 1, c, keys_of(x, tile), strips->dq + first * width, width,
               GLM52_DTYPE_F32, 1);
     tile_gemm(tile.keys, width, tile.rows, 1, transposed(c), queries_of(x, tile, h), dkey + tile.key * width, width,

@@ -23,6 +23,7 @@ struct scratch {
 };
 
 struct arguments {
+    const struct indexer *i;
     const void *q;
     const float *weight;
     const int32_t *selected;
@@ -108,6 +109,24 @@ static void dot_gradients(const struct padded *p, int64_t n, const struct scratc
     }
 }
 
+/* The same where i->open has the last word on what each relu lets through, or is told. */
+static void sided_gradients(const struct indexer *i, const struct padded *p, int64_t n, const struct scratch *scratch,
+                            int64_t t)
+{
+    memset(scratch->dweight, 0, (size_t)p->lanes * sizeof(float));
+    for (int64_t h = 0; h < i->heads; h++) {
+        int32_t *open = i->open + (t * i->heads + h) * i->k;
+
+        for (int64_t u = 0; u < n; u++) {
+            float *d = scratch->dot + u * p->lanes + h;
+
+            if (i->sides == 1) open[u] = *d > 0;
+            scratch->dweight[h] += *d > 0 ? *d * scratch->slope[u] : 0;
+            *d = open[u] ? scratch->weight[h] * scratch->slope[u] : 0;
+        }
+    }
+}
+
 /* Two keys' rows (or one twice) += their coefficients times the queries, from column c on. */
 ALWAYS_INLINE void add_queries(const float *q, int64_t heads, int64_t columns, const float *a, const float *b,
                                float *to_a, float *to_b, int64_t c, const int vectors)
@@ -174,7 +193,10 @@ static void learn_row(const struct sparse_mla *a, const struct padded *p, const 
         x->kl[t] = kl_row(scratch->score, x->target + t * a->k, n, row_weight, scratch->slope);
     }
     if (n > 0 && row_weight != 0) {
-        dot_gradients(p, n, scratch);
+        if (x->i->sides)
+            sided_gradients(x->i, p, n, scratch, t);
+        else
+            dot_gradients(p, n, scratch);
         weigh_keys(p, scratch->key, n, a->heads, scratch->dot, p->lanes, p->columns, scratch->dq);
         add_to_keys(p, a->heads, n, selected, scratch, share);
     } else {
@@ -191,7 +213,7 @@ void cpu_index_kl_selected(struct stream *s, const struct indexer *i, const void
                            float *kl, void *dq, float *dkey, float *dweight, void *workspace)
 {
     struct counted call = count_index_kl_selected(s, i);
-    struct arguments x = {q, weight, selected, target, row_weight, kl, dq, dweight};
+    struct arguments x = {i, q, weight, selected, target, row_weight, kl, dq, dweight};
     struct sparse_mla a = attention_of(i);
     struct padded p = padded_shape(&a);
     int64_t groups = group_count(a.rows), size = a.keys * p.columns;
