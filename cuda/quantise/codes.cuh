@@ -120,15 +120,6 @@ __device__ __forceinline__ float2 decode_pair(uint32_t codes)
         __half2(__nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)codes, CODE == E5M2 ? __NV_E5M2 : __NV_E4M3)));
 }
 
-/* Over groups of LANES neighbours of a warp. */
-template <int LANES>
-__device__ __forceinline__ uint32_t largest_of_lanes(uint32_t most)
-{
-#pragma unroll
-    for (int apart = LANES / 2; apart; apart /= 2) most = max(most, __shfl_xor_sync(~0u, most, apart));
-    return most;
-}
-
 /* Scales of COUNT blocks that LANES neighbours of a warp share: most[i] is the lane's part of block i, by[i] gets what
  * encodes it. Lanes halve the blocks between them at each step, so that a scale is made by one or two of them and not by
  * all, and store(i, scale) is called by one. */

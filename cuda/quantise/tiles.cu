@@ -105,7 +105,7 @@ __device__ __forceinline__ void store_turned(const quantised &q, const patch<T> 
 }
 
 template <class T>
-constexpr int RESIDENT = sizeof(T) == 2 ? 4 : 2; /* thread blocks a multiprocessor, by registers */
+constexpr int RESIDENT = sizeof(T) == 2 ? 3 : 2; /* thread blocks a multiprocessor, by registers */
 
 template <class T, code CODE>
 __global__ __launch_bounds__(THREADS, RESIDENT<T>) void square_kernel(const quantised q, int64_t along, int64_t down,
@@ -131,18 +131,19 @@ __global__ __launch_bounds__(THREADS, RESIDENT<T>) void square_kernel(const quan
 template <class T, int BLOCK, code CODE>
 __device__ __forceinline__ void store_rows(const quantised &q, const patch<T> &p, uint8_t *codes, void *scales)
 {
-    const int64_t column = p.column * TILE + p.left, blocks = (q.width + BLOCK - 1) / BLOCK;
+    const int64_t blocks = (q.width + BLOCK - 1) / BLOCK, block = (p.column * TILE + p.left) / BLOCK;
+    uint32_t most[RUN];
+    float by[RUN];
 
 #pragma unroll
-    for (int i = 0; i < RUN; i++) {
+    for (int i = 0; i < RUN; i++) most[i] = largest_of(p.at[i]);
+    agree<BLOCK / RUN>(q.format, CODE == E5M2, 0, most, by, [&](int i, const struct scale &s) {
         const int64_t row = p.row * TILE + p.top + i;
-        const uint32_t most = largest_of_lanes<BLOCK / RUN>(largest_of(p.at[i]));
-        const struct scale s = scale_make(q.format, CODE == E5M2, narrow_float(most), 0);
 
-        store_row<CODE>(q, p, i, s.encode, codes);
-        if (p.left % BLOCK == 0 && row < q.rows && column < q.width)
-            scale_store(q.format, &s, scales, row * blocks + column / BLOCK);
-    }
+        if (row < q.rows && block < blocks) scale_store(q.format, &s, scales, row * blocks + block);
+    });
+#pragma unroll
+    for (int i = 0; i < RUN; i++) store_row<CODE>(q, p, i, by[i], codes);
 }
 
 /* Scales of the tile's columns in blocks of BLOCK rows; `by` gets those that encode the thread's own columns. */

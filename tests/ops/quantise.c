@@ -248,6 +248,7 @@ CASE(quantise, "blocks of one row: whole, with an end, one row, none")
 {
     check_fp8(19, 384, 1, 128, 0);
     check_fp8(37, 300, 1, 128, 0);
+    check_fp8(131, 200, 1, 128, 0);
     check_fp8(33, 96, 1, 32, 0);
     check_fp8(7, 40, 1, 32, 0);
     check_fp8(1, 128, 1, 128, 0);
