@@ -58,22 +58,22 @@ __device__ __forceinline__ void make_operand(uint32_t (&a)[4], const entry (&e)[
             const float2 w = weight[i];
             const uint32_t both = e[key].active >> (quarter * 4 + i) & 0x10001;
 
-            a[eight * 2 + key] = pack_bf16(e[key].slope * w.x, e[key].slope * w.y) & both * 0xffff;
+            a[eight * 2 + key] = pack_bf16(slope_of(e[key].slope) * w.x, slope_of(e[key].slope) * w.y) & both * 0xffff;
         }
 }
 
 __device__ __forceinline__ entry read_entry(const entry *at)
 {
-    const float2 v = __ldcs((const float2 *)at);
+    const uint2 v = __ldcs((const uint2 *)at);
 
-    return {v.x, __float_as_uint(v.y)};
+    return {v.x, v.y};
 }
 
 /* The entries of a step, of this lane's two keys. */
 __device__ __forceinline__ void read_entries(const kl_call &c, int64_t step, int64_t key, entry (&e)[KL_ROWS][2])
 {
     const int64_t stride = c.tiles * KL_KEYS;
-    const entry *from = c.slab + step * KL_ROWS * stride + key;
+    const entry *from = c.entries + step * KL_ROWS * stride + key;
 
 #pragma unroll
     for (int row = 0; row < KL_ROWS; row++) {

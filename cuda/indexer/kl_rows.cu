@@ -1,4 +1,4 @@
-/* Loss, dq and dweight of a row, and its entries in the slab (kl_selected.cuh).
+/* Loss, dq and dweight of a row, and what the sums of dkey need of it (kl_selected.cuh).
  *
  * Warps work on their own, 16 keys at a time, which they copy into a ring of their own; heads and keys meet in
  * mma.sync m16n8k16. The gradient of q is summed per warp over its keys and at the end over the warps. Weights of heads come
@@ -96,8 +96,38 @@ __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], 
 
 /* ---- the first pass: scores and active heads ---- */
 
+/* Of queries in shared memory: as kl_pairs.cu takes them, times their weights. Each slice has a line of 32 heads for
+ * each column, its 16-byte pieces swapped. Columns are so ordered that a lane's sums are neighbours: 8 j + 2 l + b is
+ * 8 l + 2 j + b. */
+__device__ __forceinline__ void write_queries(const kl_call &c, int64_t row, uint32_t from, const float *weight)
+{
+    static_assert(THREADS == KL_WIDTH && KL_HEADS == 32 && KL_COLUMNS == 32, "a thread a column");
+    const int slice = threadIdx.x / KL_COLUMNS, line = threadIdx.x % KL_COLUMNS;
+    const int column = slice * KL_COLUMNS + line % 8 / 2 * 8 + line / 8 * 2 + line % 2;
+    bf16 *to = c.queries + (slice * c.most_rows + row) * KL_TILE + line * KL_HEADS;
+
+#pragma unroll
+    for (int piece = 0; piece < 4; piece++) {
+        float x[8];
+
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const int head = piece * 8 + i;
+            uint16_t q;
+
+            asm volatile("ld.shared.u16 %0, [%1];"
+                         : "=h"(q)
+                         : "r"(place(from, head, column / 8) + column % 8 * 2)
+                         : "memory");
+            x[i] = weight[head] * __uint_as_float((uint32_t)q << 16);
+        }
+        store(to + (piece ^ (line / 2 & 3)) * 8, x);
+    }
+}
+
 /* The queries as the right operand: b[step][i] of heads 8 i .. 8 i + 7. They pass through the ring. */
-__device__ __forceinline__ void load_queries(const bf16 *q, uint32_t ring, uint32_t (&b)[KL_WIDTH / 16][4][2])
+__device__ __forceinline__ void load_queries(const kl_call &c, const bf16 *q, const float *weight, uint32_t ring,
+                                             uint32_t (&b)[KL_WIDTH / 16][4][2])
 {
     const int lane = threadIdx.x % 32;
 
@@ -115,6 +145,7 @@ __device__ __forceinline__ void load_queries(const bf16 *q, uint32_t ring, uint3
             b[step][half * 2][0] = v[0], b[step][half * 2][1] = v[1];
             b[step][half * 2 + 1][0] = v[2], b[step][half * 2 + 1][1] = v[3];
         }
+    if (!c.dense) write_queries(c, blockIdx.x, ring, weight);
     __syncthreads();
 }
 
@@ -124,7 +155,7 @@ __device__ __forceinline__ void score_keys(const kl_call &c, const row_state &r,
     uint32_t b[KL_WIDTH / 16][4][2];
     float w[4][2];
 
-    load_queries(q, r.ring, b);
+    load_queries(c, q, weight, r.ring, b);
     first_fetches(c, r);
 #pragma unroll
     for (int i = 0; i < 4; i++) w[i][0] = weight[8 * i + 2 * quarter], w[i][1] = weight[8 * i + 2 * quarter + 1];
@@ -263,15 +294,47 @@ __device__ int read_numbers(const int32_t *selected, int k, int32_t *number)
     return block_sum<THREADS>(n);
 }
 
+/* How many of number[begin .. end) are below `key`, and begin. */
+__device__ int below(const int32_t *number, int begin, int end, int64_t key)
+{
+    while (begin < end) {
+        const int middle = (begin + end) / 2;
+
+        if (number[middle] < key)
+            begin = middle + 1;
+        else
+            end = middle;
+    }
+    return begin;
+}
+
+/* Which of the first `count` entries belong to which keys. */
+__device__ void write_ranges(const kl_call &c, const row_state &r, int64_t row, int count)
+{
+    for (int64_t group = threadIdx.x; group < c.groups; group += THREADS) {
+        int at = below(r.number, 0, count, group * KL_GROUP);
+        range found = {(uint32_t)at, 0};
+
+        for (int unit = 0; unit < KL_UNITS; unit++) {
+            const int end = below(r.number, at, min(count, at + KL_UNIT), group * KL_GROUP + (unit + 1) * KL_UNIT);
+
+            found.counts |= (uint32_t)(end - at) << unit * 8;
+            at = end;
+        }
+        c.ranges[group * c.most_rows + row] = found;
+        if (found.counts) atomicAdd(&c.counts[group], rounds_of(found));
+    }
+}
+
 __device__ void write_entries(const kl_call &c, const row_state &r, int64_t row)
 {
-    entry *to = c.slab + row * c.tiles * KL_KEYS;
+    entry *to = c.entries + row * (c.dense ? c.tiles * KL_KEYS : c.i.k);
 
     for (int j = threadIdx.x; j < r.count; j += THREADS) {
         const int key = r.number[j];
 
-        to[key] = {r.score[j], r.active[j]};
-        c.filled[key / KL_KEYS * c.steps + row / KL_ROWS] = 1; /* whoever writes, writes 1 */
+        to[c.dense ? key : j] = {pack_slope(r.score[j], key), r.active[j]};
+        if (c.dense) c.filled[key / KL_KEYS * c.steps + row / KL_ROWS] = 1; /* whoever writes, writes 1 */
     }
 }
 
@@ -297,6 +360,7 @@ __global__ __launch_bounds__(THREADS, 3) void rows_kernel(const kl_call c)
     }
     __syncthreads();
     if (threadIdx.x == 0) c.kl[t] = kl;
+    if (!c.dense) write_ranges(c, r, blockIdx.x, row_weight != 0 ? r.count : 0);
     sums d = {};
     if (row_weight != 0 && r.count > 0) {
         write_entries(c, r, blockIdx.x);

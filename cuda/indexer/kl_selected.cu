@@ -251,8 +251,10 @@ void learn(cuda_device *d, arguments x, void *workspace)
 
 /* ---- the fast form ---- */
 
-constexpr size_t SLAB = (size_t)128 << 20;  /* bytes of entries at a time, */
+constexpr size_t CHUNK = (size_t)128 << 20; /* bytes that grow with the rows of a chunk, */
 constexpr int64_t FEWEST_ROWS = 256;        /* but at least so many rows */
+constexpr int DENSE = 5;                    /* rows that select more than one key of so many: kl_keys.cu is faster */
+static_assert(CHUNK / sizeof(entry) <= KL_MOST_ENTRIES && FEWEST_ROWS * KL_MOST_KEYS <= KL_MOST_ENTRIES, "see there");
 
 bool is_fast(const struct indexer *i)
 {
@@ -260,40 +262,74 @@ bool is_fast(const struct indexer *i)
            i->rows <= INT32_MAX / KL_HEADS && i->keys > 0 && i->sides == 0;
 }
 
+/* Rounds of a row at most: in each of the groups that it has entries in, one may be less than full. */
+int64_t most_rounds(const kl_call &c) { return std::min<int64_t>(c.groups, c.i.k) + c.i.k / KL_ROUND; }
+
+/* Chunks of about the same size. */
 int64_t chunk_rows(const kl_call &c)
 {
-    const int64_t fit = (int64_t)(SLAB / sizeof(entry)) / (c.tiles * KL_KEYS) / KL_ROWS * KL_ROWS;
+    const int64_t pairs = c.i.k * sizeof(entry) + KL_SLICES * KL_TILE * sizeof(bf16) + c.groups * sizeof(range) +
+                          most_rounds(c) * (KL_UNITS + 1) * sizeof(uint32_t);
+    const int64_t row = c.dense ? c.tiles * KL_KEYS * (int64_t)sizeof(entry) : pairs;
+    const int64_t fit = std::max((int64_t)CHUNK / row, FEWEST_ROWS);
+    const int64_t chunks = divided(c.i.rows, c.dense ? std::min(fit, (int64_t)KL_MOST_STEPS * KL_ROWS) : fit);
 
-    return std::min({std::max(fit, FEWEST_ROWS), (int64_t)KL_MOST_STEPS * KL_ROWS, c.i.rows});
+    return divided(divided(c.i.rows, chunks), KL_ROWS) * KL_ROWS;
 }
 
-/* Fills in what does not change from chunk to chunk. As many parts as fill the device twice, and no few blocks for a third
- * time. */
+/* As many parts as fill the device twice, and no few blocks for a third time. */
+void dense_layout(const cuda_device *d, void *base, size_t *used, kl_call *c)
+{
+    const int64_t steps = c->most_rows / KL_ROWS;
+
+    c->parts = (int)std::max<int64_t>(1, std::min(2 * d->multiprocessors / c->tiles, steps));
+    c->entries = carve<entry>(base, used, steps * KL_ROWS * c->tiles * KL_KEYS);
+    c->filled = carve<uint8_t>(base, used, c->tiles * steps);
+    c->part = carve<float>(base, used, c->parts * c->tiles * KL_KEYS * KL_WIDTH);
+}
+
+void pairs_layout(const cuda_device *d, void *base, size_t *used, kl_call *c)
+{
+    c->blocks = kl_pair_blocks(d);
+    c->entries = carve<entry>(base, used, c->most_rows * c->i.k);
+    c->queries = carve<bf16>(base, used, KL_SLICES * c->most_rows * KL_TILE);
+    c->ranges = carve<range>(base, used, c->groups * c->most_rows);
+    c->counts = carve<int32_t>(base, used, c->groups);
+    c->before = carve<int32_t>(base, used, c->groups + 1);
+    c->rounds = carve<uint32_t>(base, used, c->most_rows * most_rounds(*c) * KL_UNITS);
+    c->source = carve<int32_t>(base, used, c->most_rows * most_rounds(*c));
+    c->part = carve<float>(base, used, (c->blocks + c->groups) * KL_SLICES * KL_GROUP * KL_COLUMNS);
+}
+
+/* Fills in what does not change from chunk to chunk. */
 size_t fast_layout(const cuda_device *d, void *base, kl_call *c)
 {
     size_t used = 0;
 
+    c->dense = c->i.keys < DENSE * (int64_t)c->i.k;
     c->tiles = divided(c->i.keys, KL_KEYS);
-    const int64_t steps = divided(chunk_rows(*c), KL_ROWS);
-    c->parts = (int)std::max<int64_t>(1, std::min(2 * d->multiprocessors / c->tiles, steps));
-    c->slab = carve<entry>(base, &used, steps * KL_ROWS * c->tiles * KL_KEYS);
-    c->filled = carve<uint8_t>(base, &used, c->tiles * steps);
-    c->part = carve<float>(base, &used, c->parts * c->tiles * KL_KEYS * KL_WIDTH);
+    c->groups = divided(c->i.keys, KL_GROUP);
+    c->most_rows = chunk_rows(*c);
+    if (c->dense)
+        dense_layout(d, base, &used, c);
+    else
+        pairs_layout(d, base, &used, c);
     return used;
 }
 
 void learn_fast(cuda_device *d, kl_call c, void *workspace)
 {
     fast_layout(d, workspace, &c);
-    const int64_t step = chunk_rows(c);
-
-    for (c.first = 0; c.first < c.i.rows; c.first += step) {
-        c.rows = std::min(step, c.i.rows - c.first);
+    for (c.first = 0; c.first < c.i.rows; c.first += c.most_rows) {
+        c.rows = std::min(c.most_rows, c.i.rows - c.first);
         c.steps = divided(c.rows, KL_ROWS);
-        cudaMemsetAsync(c.slab, 0, (size_t)(c.steps * KL_ROWS * c.tiles * KL_KEYS) * sizeof(entry), d->stream);
-        cudaMemsetAsync(c.filled, 0, (size_t)(c.tiles * c.steps), d->stream);
+        if (c.dense) {
+            cudaMemsetAsync(c.entries, 0, (size_t)(c.steps * KL_ROWS * c.tiles * KL_KEYS) * sizeof(entry), d->stream);
+            cudaMemsetAsync(c.filled, 0, (size_t)(c.tiles * c.steps), d->stream);
+        } else
+            cudaMemsetAsync(c.counts, 0, (size_t)c.groups * sizeof(int32_t), d->stream);
         kl_rows(d, c);
-        kl_keys(d, c);
+        c.dense ? kl_keys(d, c) : kl_pairs(d, c);
     }
 }
 

@@ -2,7 +2,8 @@
  * The operations come from libglm52-cuda.so, which the loader must find. For each size: samples of the scores against double
  * sums, the selection against the rule applied to the scores (select_topk of index_scores), that rule against a sort on the
  * host, two runs against each other; the loss against the fp32 kernels; then times. --test leaves the times out,
- * --first all sizes but the first; --once calls each operation once at its first size, for a profiler.
+ * --first all sizes but the first, --loss [ROWS...] all but the loss; --once calls each operation once at its first
+ * size, for a profiler, and --once-loss ROWS the loss alone.
  *
  *     nvcc -gencode arch=compute_90a,code=sm_90a -O3 -std=c++17 -Ilib -Iinclude -o indexer tests/gpu/indexer.cu -lcublas
  */
@@ -312,22 +313,23 @@ void selection(stream *s, cudaStream_t stream, void *flush, const char *name, co
 
 /* ---- the loss over selected keys ---- */
 
-/* A thread a row: k distinct keys of all, ascending, and the probabilities of a teacher. */
-__global__ void teach_kernel(struct indexer x, int32_t *selected, float *target)
+/* A thread a row: k distinct keys of those it sees, ascending, or all of fewer; and the probabilities of a teacher. */
+__global__ void teach_kernel(struct indexer x, bool causal, int32_t *selected, float *target)
 {
-    const int64_t t = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
+    const int64_t t = blockIdx.x * (int64_t)blockDim.x + threadIdx.x, seen = causal ? t + 1 : x.keys;
     uint32_t bits = (uint32_t)t * 2654435761u + 17;
     float sum = 0;
     int n = 0;
 
     if (t >= x.rows) return;
-    for (int64_t u = 0; u < x.keys && n < x.k; u++) {
+    for (int64_t u = 0; u < seen && n < x.k; u++) {
         bits = mixed(bits + (uint32_t)u);
-        if (bits % (uint32_t)(x.keys - u) >= (uint32_t)(x.k - n)) continue;
+        if (bits % (uint32_t)(seen - u) >= (uint32_t)(x.k - n)) continue;
         sum += target[t * x.k + n] = __expf((float)mixed(bits) * (6 / 4294967296.0f));
         selected[t * x.k + n++] = (int32_t)u;
     }
     for (int j = 0; j < n; j++) target[t * x.k + j] /= sum;
+    for (int j = n; j < x.k; j++) selected[t * x.k + j] = -1, target[t * x.k + j] = 0;
 }
 
 struct lesson {
@@ -353,9 +355,10 @@ float *widened(const void *from, size_t n)
     return p;
 }
 
-lesson lesson_of(stream *s, int64_t rows, int64_t keys)
+lesson lesson_of(stream *s, int64_t rows, int64_t keys, bool causal)
 {
-    lesson l = {{rows, keys, HEADS, WIDTH, K, GLM52_DTYPE_BF16, (double)rows * std::min<int64_t>(keys, K)}};
+    lesson l = {{rows, keys, HEADS, WIDTH, K, GLM52_DTYPE_BF16, 0}};
+    for (int64_t t = 0; t < rows; t++) l.x.pairs += (double)std::min<int64_t>(causal ? t + 1 : keys, K);
     const size_t bytes = s->ops->index_kl_selected_bytes(s, &l.x);
 
     l.q = random_array<__nv_bfloat16>(rows * HEADS * WIDTH, 1, 21);
@@ -369,9 +372,10 @@ lesson lesson_of(stream *s, int64_t rows, int64_t keys)
     l.dweight = random_array<float>(rows * HEADS, NAN, 0);
     l.dq = random_array<__nv_bfloat16>(rows * HEADS * WIDTH, NAN, 0);
     l.workspace = random_array<uint8_t>(bytes, 1e9f, 0);
-    teach_kernel<<<(unsigned)(rows + 63) / 64, 64>>>(l.x, l.selected, l.target);
+    teach_kernel<<<(unsigned)(rows + 63) / 64, 64>>>(l.x, causal, l.selected, l.target);
     CHECK(cudaDeviceSynchronize());
-    std::printf("loss, %d rows x %d keys: workspace %.1f MB\n", (int)rows, (int)keys, bytes / 1e6);
+    std::printf("loss, %d rows x %d keys%s: workspace %.1f MB\n", (int)rows, (int)keys, causal ? ", causal" : "",
+                bytes / 1e6);
     return l;
 }
 
@@ -402,9 +406,9 @@ void expect_close(const std::vector<float> &is, const std::vector<float> &want, 
 }
 
 /* Several chunks, against the kernels of fp32, which are others; and twice. */
-void loss_is_right(stream *s)
+void loss_is_right(stream *s, int64_t rows, int64_t keys, bool causal)
 {
-    lesson l = lesson_of(s, 1203, 32768 + 77), wide = l;
+    lesson l = lesson_of(s, rows, keys, causal), wide = l;
     const size_t nq = l.x.rows * HEADS * WIDTH, nkey = l.x.keys * WIDTH, nweight = l.x.rows * HEADS;
 
     learn(s, l);
@@ -431,9 +435,9 @@ void loss_is_right(stream *s)
     free_lesson(l);
 }
 
-void loss_times(stream *s, cudaStream_t stream, void *flush, int64_t rows)
+void loss_times(stream *s, cudaStream_t stream, void *flush, int64_t rows, bool causal)
 {
-    const lesson l = lesson_of(s, rows, rows);
+    const lesson l = lesson_of(s, rows, rows, causal);
 
     report("index_kl_selected", time_both(stream, flush, [&] { learn(s, l); }), l.x.pairs * 6 * HEADS * WIDTH);
     free_lesson(l);
@@ -444,25 +448,33 @@ void loss_times(stream *s, cudaStream_t stream, void *flush, int64_t rows)
 int main(int count, char **arguments)
 {
     const char *mode = count > 1 ? arguments[1] : "";
-    const bool once = !std::strcmp(mode, "--once"), timed = std::strcmp(mode, "--test") && !once;
-    const bool more = std::strcmp(mode, "--first") && !once;
+    const bool once = !std::strncmp(mode, "--once", 6), timed = std::strcmp(mode, "--test") && !once;
+    const bool more = std::strcmp(mode, "--first") && !once, select = !std::strstr(mode, "loss");
     stream s = open_device();
     const cudaStream_t stream = *(cudaStream_t *)s.state; /* the first member of cuda_device */
     void *flush = allocate<char>(512 << 20);
 
     if (timed) reference = gemm_rate(flush);
-    selection(&s, stream, flush, "4096 queries x 32768 keys", problem_of(4096, 32768, 0), timed);
-    if (more) {
+    if (select) selection(&s, stream, flush, "4096 queries x 32768 keys", problem_of(4096, 32768, 0), timed);
+    if (more && select) {
         selection(&s, stream, flush, "8192 causal", problem_of(8192, 8192, 8192), timed);
         selection(&s, stream, flush, "16384 in documents of 3001", problem_of(16384, 16384, 3001), timed);
         selection(&s, stream, flush, "512 queries x 131072 keys", problem_of(512, 131072, 0), timed);
         selection(&s, stream, flush, "128 queries x 1048576 keys", problem_of(128, 1048576, 0), timed);
     }
-    if (more) loss_is_right(&s);
-    if (once) learn(&s, lesson_of(&s, 4096, 4096));
+    if (more) {
+        loss_is_right(&s, 1203, 32768 + 77, false);
+        loss_is_right(&s, 5003, 5003, true);
+        loss_is_right(&s, 2503, 12003, true);
+    }
+    std::vector<int> sizes;
+    for (int n = 2; n < count; n++) sizes.push_back(std::atoi(arguments[n]));
+    if (sizes.empty()) sizes = {4096, 8192, 16384, 32768};
+    if (once) learn(&s, lesson_of(&s, sizes[0], sizes[0], false));
     CHECK(cudaDeviceSynchronize());
     if (more && timed)
-        for (int rows : {4096, 8192, 32768}) loss_times(&s, stream, flush, rows);
+        for (const bool causal : {false, true})
+            for (int rows : sizes) loss_times(&s, stream, flush, rows, causal);
     if (timed) gemm_rate(flush);
     std::printf("%d wrong\n", failures);
     return failures != 0;

@@ -428,6 +428,16 @@ CASE(index_kl_selected, "32 bf16 heads of 128")
     check(selected_problem(shape, 1));
 }
 
+CASE(index_kl_selected, "32 bf16 heads of 128, few of many keys")
+{
+    struct indexer shape = {.rows = 70, .keys = 2111, .heads = 32, .width = 128, .k = 301, .type = GLM52_DTYPE_BF16};
+
+    check(selected_problem(shape, 9));
+    shape.keys = 47; /* fewer rounds of entries than blocks */
+    shape.k = 5;
+    check(selected_problem(shape, 7));
+}
+
 CASE(index_kl_selected, "rows of weight 0 have a loss and no gradient")
 {
     check(selected_problem((struct indexer){.rows = 19, .keys = 14, .heads = 3, .width = 7, .k = 6,
