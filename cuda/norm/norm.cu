@@ -3,7 +3,7 @@
  *
  * Gradients of gain and bias are sums over rows: each of at most BLOCKS blocks sums its rows in order, then the blocks are
  * added in order. How many blocks there are depends on the number of rows alone. */
-#include "norm/held.cuh"
+#include "norm/held_backward.cuh"
 
 namespace {
 
@@ -166,6 +166,8 @@ __global__ __launch_bounds__(ADD_THREADS) void add_blocks_kernel(int blocks, int
                                                                  float *dgain, float *dbias)
 {
     __shared__ float share[ADD_THREADS / 32][32];
+
+    asm volatile("griddepcontrol.wait;" ::: "memory"); /* until the kernel before is over, with all it wrote */
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t j = blockIdx.x * (int64_t)32 + lane;
     float sum = 0;
@@ -180,6 +182,23 @@ __global__ __launch_bounds__(ADD_THREADS) void add_blocks_kernel(int blocks, int
 #pragma unroll
     for (int w = 1; w < ADD_THREADS / 32; w++) sum += share[w][lane];
     (blockIdx.y ? dbias : dgain)[j] += sum;
+}
+
+/* Launched to begin as the blocks of the kernel before end, so that it is there when all have. */
+template <bool LAYER>
+void add_blocks(cuda_device *d, int blocks, int64_t width, const float *partial, float *dgain, float *dbias)
+{
+    cudaLaunchConfig_t how = {};
+    cudaLaunchAttribute early = {};
+
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    how.gridDim = dim3((unsigned)divided(width, 32), LAYER ? 2 : 1);
+    how.blockDim = dim3(ADD_THREADS);
+    how.stream = d->stream;
+    how.attrs = &early;
+    how.numAttrs = 1;
+    cudaLaunchKernelEx(&how, add_blocks_kernel, blocks, width, partial, dgain, dbias);
 }
 
 template <bool LAYER>
@@ -202,9 +221,7 @@ void backward(cuda_device *d, const struct norm *n, const void *x, const void *g
             backward_kernel<T, V, LAYER><<<blocks, THREADS, on_chip ? bytes : 0, d->stream>>>(
                 *n, (const T *)x, (const T *)gain, statistics, (const T *)dy, (T *)dx, (float *)workspace, on_chip);
         });
-    if (dgain)
-        add_blocks_kernel<<<dim3((unsigned)divided(n->width, 32), LAYER ? 2 : 1), ADD_THREADS, 0, d->stream>>>(
-            (int)blocks, n->width, (const float *)workspace, dgain, dbias);
+    if (dgain) add_blocks<LAYER>(d, (int)blocks, n->width, (const float *)workspace, dgain, dbias);
     launched(d, LAYER ? "layernorm_backward" : "rmsnorm_backward");
 }
 
