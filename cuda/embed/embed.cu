@@ -1,8 +1,8 @@
 /* Rows of the embedding table by token, and the sum of gradients back into them.
  *
- * Backward sorts the rows by token, stable, and shares the sorted ones out in windows of equal length: however often a token
- * comes, a block has the same work. A run of one token that lies in a window goes to the table at once; what a run has in
- * each of several windows is kept aside and added in order afterwards, by one writer. */
+ * Backward sorts the rows by token, stable, and has a block for each. The first of few rows of a token adds them all
+ * up; of many, each takes some columns, so that however often a token comes, many blocks share the work. Either way an
+ * element of the table has one writer, which adds the rows in a fixed order. */
 #include "device/sort.cuh"
 
 namespace {
@@ -52,142 +52,215 @@ void embed_forward(struct stream *s, const struct embed *e, const int32_t *token
 
 constexpr int DIGIT = 9; /* bits of a token that one pass sorts by */
 
-/* A pass of the radix sort: items of the pass before (NULL: in the order of rows) by the digit at `shift`. A negative token is
- * all ones, and there are more digits than a token of the vocabulary needs: it comes last and alone. */
-struct digits {
-    const int32_t *token, *before;
-    int32_t *after;
-    int shift;
-
-    __device__ int32_t row(int64_t i) const { return before ? before[i] : (int32_t)i; }
-    __device__ int bin(int64_t i) const { return (int)((unsigned)token[row(i)] >> shift) & ((1 << DIGIT) - 1); }
-    __device__ void put(int64_t i, int slot) const { after[slot] = row(i); }
+struct sorted_rows {
+    int32_t *token, *row;
 };
 
-/* The rows in order of their tokens, in one of the two arrays. */
-const int32_t *sort_rows(cuda_device *d, const struct embed *e, const int32_t *token, int32_t *one, int32_t *two,
-                         int32_t *counts)
+/* A pass of the radix sort: the pass before's (row = NULL: the order of rows) by the digit at `shift`. A negative
+ * token is all ones, and there are more digits than a token of the vocabulary needs: it comes last and alone. */
+struct digits {
+    sorted_rows before, after;
+    int shift;
+
+    __device__ int bin(int64_t i) const { return (int)((unsigned)before.token[i] >> shift) & ((1 << DIGIT) - 1); }
+    __device__ void put(int64_t i, int slot) const
+    {
+        after.token[slot] = before.token[i];
+        after.row[slot] = before.row ? before.row[i] : (int32_t)i;
+    }
+};
+
+sorted_rows sort_rows(cuda_device *d, const struct embed *e, const int32_t *token, const sorted_rows (&room)[2],
+                      int32_t *counts)
 {
-    const int32_t *sorted = nullptr;
+    sorted_rows sorted = {(int32_t *)token, nullptr};
+    int turn = 0;
 
-    for (int shift = 0; shift == 0 || e->vocabulary >> shift; shift += DIGIT) {
-        int32_t *after = sorted == one ? two : one;
-
-        counting_sort(d, e->rows, 1 << DIGIT, digits{token, sorted, after, shift}, counts, nullptr);
-        sorted = after;
+    for (int shift = 0; shift == 0 || e->vocabulary >> shift; shift += DIGIT, turn ^= 1) {
+        counting_sort(d, e->rows, 1 << DIGIT, digits{sorted, room[turn], shift}, counts, nullptr);
+        sorted = room[turn];
     }
     return sorted;
 }
 
-/* ---- backward: sums of runs ---- */
+/* ---- backward: sums ---- */
 
-/* What is left of a window's first run, if that began before, and of its last, if that goes on: fp32 [windows, 2, width]. */
-struct windows {
-    const int32_t *sorted;
-    int64_t rows;
-    int length;
-    float *rest;
+constexpr int SUM_THREADS = 128;
+constexpr int FEW = 16;         /* rows of a token that one block adds up alone */
+constexpr int MOST_SLICES = 96; /* blocks that share the columns of a token's many rows */
 
-    __device__ int32_t token_at(const int32_t *token, int64_t i) const
+/* The rows of a block's token among the sorted ones. */
+struct run {
+    int32_t token; /* negative: nothing to do */
+    int before;    /* how many come before the block's own, MOST_SLICES at most */
+    int ahead;     /* how many from its own on, 32 at most */
+    int32_t row;   /* lane i: the one i further on */
+
+    __device__ run(const sorted_rows &s, int64_t rows)
     {
-        return i >= 0 && i < rows ? token[sorted[i]] : -1;
+        const int64_t own = blockIdx.x;
+        const int lane = threadIdx.x % 32;
+        unsigned lower[MOST_SLICES / 32];
+
+        const int32_t here = own + lane < rows ? s.token[own + lane] : -1;
+        token = __shfl_sync(~0u, here, 0);
+        row = own + lane < rows ? s.row[own + lane] : 0;
+#pragma unroll
+        for (int q = 0; q < MOST_SLICES / 32; q++) {
+            const int64_t at = own - 1 - lane - 32 * q;
+            lower[q] = __ballot_sync(~0u, at >= 0 && s.token[at] == token);
+        }
+        ahead = ones(__ballot_sync(~0u, here == token));
+        before = 0;
+#pragma unroll
+        for (int q = 0; q < MOST_SLICES / 32; q++)
+            if (before == 32 * q) before += ones(lower[q]);
     }
+    /* From the lowest bit on. */
+    static __device__ __forceinline__ int ones(unsigned x) { return x == ~0u ? 32 : __ffs(~x) - 1; }
 };
 
-/* The sum so far goes where it belongs, and begins anew. */
-template <class G, int V>
-__device__ __forceinline__ void flush(G *table, float *rest, bool whole, float (&sum)[V])
+/* Adds n rows to a row of the table; PIECES of a row and ROWS at once. */
+template <int PIECES, int ROWS, int V, class T, class G>
+__device__ __forceinline__ void add_rows(const struct embed &e, const int *list, int n, const T *dy, G *table)
 {
-    if (whole)
-        store(table, sum, true);
-    else
-        store(rest, sum);
+    for (int64_t first = threadIdx.x * V; first < e.width; first += PIECES * SUM_THREADS * V) {
+        several<G, V> old[PIECES];
+        float sum[PIECES][V] = {};
+
 #pragma unroll
-    for (int i = 0; i < V; i++) sum[i] = 0;
+        for (int c = 0; c < PIECES; c++) {
+            const int64_t j = first + c * SUM_THREADS * V;
+            if (j < e.width) old[c] = *(const several<G, V> *)(table + j);
+        }
+        for (int r = 0; r < n; r += ROWS) {
+            several<T, V> part[ROWS][PIECES];
+
+#pragma unroll
+            for (int q = 0; q < ROWS; q++)
+#pragma unroll
+                for (int c = 0; c < PIECES; c++) {
+                    const int64_t j = first + c * SUM_THREADS * V;
+                    if (r + q < n && j < e.width) part[q][c] = *(const several<T, V> *)(dy + list[r + q] * e.width + j);
+                }
+#pragma unroll
+            for (int q = 0; q < ROWS; q++)
+#pragma unroll
+                for (int c = 0; c < PIECES; c++)
+#pragma unroll
+                    for (int i = 0; i < V; i++)
+                        if (r + q < n) sum[c][i] += get(part[q][c].at[i]);
+        }
+#pragma unroll
+        for (int c = 0; c < PIECES; c++) {
+            const int64_t j = first + c * SUM_THREADS * V;
+
+#pragma unroll
+            for (int i = 0; i < V; i++) sum[c][i] += get(old[c].at[i]);
+            if (j < e.width) store(table + j, sum[c]);
+        }
+    }
 }
 
-/* A window by blockIdx.x, V columns a thread. */
+/* Of n rows, this block's being number `number`: adds them all in slices of columns number, number + n, ... Groups of
+ * threads take rows in turn, and are added in order. */
+template <int V, class T, class G>
+__device__ void add_slices(const struct embed &e, const int32_t *rows, int n, int number, const T *dy, G *table)
+{
+    constexpr int THINNEST = V > 1 ? 8 : 64, AT_ONCE = 4;
+    __shared__ float part[SUM_THREADS][V + 1];
+    const int pieces = (int)(e.width / V), shared_by = min(n, MOST_SLICES);
+    const int wanted = (pieces + shared_by - 1) / shared_by;
+    const int thick = min((wanted + THINNEST - 1) / THINNEST * THINNEST, SUM_THREADS);
+    const int groups = SUM_THREADS / thick, group = threadIdx.x / thick;
+
+    for (int slice = number; slice * thick < pieces; slice += shared_by) {
+        const int piece = slice * thick + threadIdx.x % thick;
+        const bool mine = group < groups && piece < pieces;
+        float sum[V] = {};
+
+        for (int r = group; mine && r < n; r += AT_ONCE * groups) {
+            several<T, V> row[AT_ONCE];
+
+#pragma unroll
+            for (int q = 0; q < AT_ONCE; q++)
+                if (r + q * groups < n)
+                    row[q] = *(const several<T, V> *)(dy + rows[r + q * groups] * e.width + piece * V);
+#pragma unroll
+            for (int q = 0; q < AT_ONCE; q++)
+#pragma unroll
+                for (int i = 0; i < V; i++)
+                    if (r + q * groups < n) sum[i] += get(row[q].at[i]);
+        }
+        __syncthreads(); /* the slice before is added up */
+#pragma unroll
+        for (int i = 0; i < V; i++) part[threadIdx.x][i] = sum[i];
+        __syncthreads();
+        if (!mine || group != 0) continue;
+        for (int g = 1; g < groups; g++)
+#pragma unroll
+            for (int i = 0; i < V; i++) sum[i] += part[threadIdx.x + g * thick][i];
+        store(table + piece * V, sum, true);
+    }
+}
+
 template <class T, class G, int V>
-__global__ __launch_bounds__(THREADS) void runs_kernel(const struct embed e, const windows w, const int32_t *token, const T *dy,
-                                                       G *dtable)
+__global__ __launch_bounds__(SUM_THREADS, 6) void sums_kernel(const struct embed e, const sorted_rows sorted,
+                                                              const T *dy, G *dtable)
 {
-    const int64_t begin = blockIdx.x * (int64_t)w.length, end = min(begin + w.length, w.rows);
-    const int64_t j = (blockIdx.y * (int64_t)THREADS + threadIdx.x) * V;
-    const int32_t before = w.token_at(token, begin - 1), after = w.token_at(token, end);
-    float *rest = w.rest + blockIdx.x * 2 * e.width + j, sum[V] = {};
+    __shared__ int list[FEW];
+    const run own(sorted, e.rows);
 
-    if (j >= e.width) return;
-    for (int64_t first = begin; first < end; first += AT_ONCE) {
-        int32_t mine[AT_ONCE], next[AT_ONCE];
-        several<T, V> row[AT_ONCE] = {};
+    if (own.token < 0 || own.before == MOST_SLICES) return;
+    G *table = dtable + own.token * e.width;
+    if (own.before + own.ahead > FEW) {
+        const int64_t first = blockIdx.x - own.before;
+        int n = own.before;
 
-#pragma unroll
-        for (int q = 0; q < AT_ONCE; q++) {
-            mine[q] = first + q < end ? w.token_at(token, first + q) : -1;
-            next[q] = w.token_at(token, first + q + 1);
-            if (mine[q] >= 0) row[q] = *(const several<T, V> *)(dy + w.sorted[first + q] * e.width + j);
+        for (int64_t at = blockIdx.x;; at += SUM_THREADS) {
+            const int64_t mine = at + threadIdx.x;
+            const int here = __syncthreads_count(mine < e.rows && sorted.token[mine] == own.token);
+
+            n += here;
+            if (here < SUM_THREADS) break;
         }
-#pragma unroll
-        for (int q = 0; q < AT_ONCE; q++) {
-            if (mine[q] < 0) continue;
-#pragma unroll
-            for (int i = 0; i < V; i++) sum[i] += get(row[q].at[i]);
-            if (next[q] == mine[q] && first + q + 1 < end) continue;
-            const bool came = mine[q] == before, goes = mine[q] == after;
-            flush(dtable + mine[q] * e.width + j, rest + (came ? 0 : e.width), !came && !goes, sum);
-        }
+        add_slices<V>(e, sorted.row + first, n, own.before, dy, table);
+    } else if (own.before == 0 && own.ahead == 1) {
+        const int alone = __shfl_sync(~0u, own.row, 0);
+
+        add_rows<3, 1, V>(e, &alone, 1, dy, table);
+    } else if (own.before == 0) {
+        if ((int)threadIdx.x < own.ahead) list[threadIdx.x] = own.row;
+        __syncthreads();
+        add_rows<1, 4, V>(e, list, own.ahead, dy, table);
     }
-}
-
-/* Runs of several windows: the block of the window where one begins adds up its parts. */
-template <class G, int V>
-__global__ __launch_bounds__(THREADS) void rests_kernel(const struct embed e, const windows w, const int32_t *token, G *dtable)
-{
-    const int64_t j = (blockIdx.y * (int64_t)THREADS + threadIdx.x) * V, all = (w.rows + w.length - 1) / w.length;
-    const int64_t end = (blockIdx.x + 1) * (int64_t)w.length;
-    const int32_t mine = w.token_at(token, end - 1);
-    float sum[V];
-
-    if (mine < 0 || mine != w.token_at(token, end) || j >= e.width) return;
-    if (mine == w.token_at(token, end - w.length - 1)) return; /* began before */
-    load(w.rest + (2 * (int64_t)blockIdx.x + 1) * e.width + j, sum);
-    for (int64_t at = blockIdx.x + 1; at < all && w.token_at(token, at * w.length) == mine; at++) {
-        float part[V];
-
-        load(w.rest + 2 * at * e.width + j, part);
-#pragma unroll
-        for (int i = 0; i < V; i++) sum[i] += part[i];
-    }
-    store(dtable + mine * e.width + j, sum, true);
 }
 
 void embed_backward(struct stream *s, const struct embed *e, const int32_t *token, const void *dy, void *dtable)
 {
-    constexpr int SHORTEST = 16; /* rows of a window */
     cuda_device *d = device_of(s);
     const bool wide = e->width % WIDE == 0 && aligned16(dy) && aligned16(dtable);
+    sorted_rows room[2];
     size_t used = 0;
 
     count_embed_backward(s, e);
     if (e->rows == 0) return;
-    int32_t *one = carve<int32_t>(d->scratch, &used, e->rows), *two = carve<int32_t>(d->scratch, &used, e->rows);
+    for (sorted_rows &r : room)
+        r = {carve<int32_t>(d->scratch, &used, e->rows), carve<int32_t>(d->scratch, &used, e->rows)};
     int32_t *counts = carve<int32_t>(d->scratch, &used, (int64_t)(sort_bytes(e->rows, 1 << DIGIT) / sizeof(int32_t)));
-    const int64_t most = used < SCRATCH_BYTES ? (int64_t)((SCRATCH_BYTES - used) / (2 * (size_t)e->width * sizeof(float))) : 0;
-    if (most == 0) {
+    if (used > SCRATCH_BYTES) {
         record_error(d, cudaErrorInvalidValue, "embed_backward: more rows than the scratch has room for");
         return;
     }
-    const int length = (int)std::max<int64_t>(SHORTEST, divided(e->rows, most));
-    const windows w = {sort_rows(d, e, token, one, two, counts), e->rows, length, (float *)((char *)d->scratch + used)};
+    const sorted_rows sorted = sort_rows(d, e, token, room, counts);
     with_type_and_width(e->type, wide, [&](auto element, auto width) {
         using T = decltype(element);
         constexpr int V = decltype(width)::value;
-        const dim3 grid((unsigned)divided(e->rows, length), (unsigned)divided(e->width, THREADS * V));
 
         with_type(e->gradient, [&](auto other) {
             using G = decltype(other);
-            runs_kernel<T, G, V><<<grid, THREADS, 0, d->stream>>>(*e, w, token, (const T *)dy, (G *)dtable);
-            rests_kernel<G, V><<<grid, THREADS, 0, d->stream>>>(*e, w, token, (G *)dtable);
+            sums_kernel<T, G, V>
+                <<<(unsigned)e->rows, SUM_THREADS, 0, d->stream>>>(*e, sorted, (const T *)dy, (G *)dtable);
         });
     });
     launched(d, "embed_backward");
