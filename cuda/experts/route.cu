@@ -1,7 +1,7 @@
-/* Sigmoid router (model.md 2.6), a warp a row: the correction bias takes part in the choice alone, the weights are the chosen
- * sigmoids, normalised and scaled. */
+/* Sigmoid router (model.md 2.6), a warp a row: the correction bias takes part in the choice alone, the weights are the
+ * chosen sigmoids, normalised and scaled. */
 #include "device/sort.cuh"
-#include "experts/route.cuh"
+#include "experts/few.cuh"
 
 namespace {
 
@@ -62,8 +62,13 @@ void route_forward(struct stream *s, const struct route *r, const float *logits,
     count_route_forward(s, r);
     if (r->rows == 0) return;
     with_each(r->experts, [&](auto each) {
-        forward_kernel<decltype(each)::value>
-            <<<(unsigned)divided(r->rows, ROWS), THREADS, 0, d->stream>>>(*r, logits, bias, chosen, weight);
+        constexpr int EACH = decltype(each)::value;
+
+        if constexpr (EACH <= few::FEW)
+            few::forward<EACH>(d, r, logits, bias, chosen, weight);
+        else
+            forward_kernel<EACH>
+                <<<(unsigned)divided(r->rows, ROWS), THREADS, 0, d->stream>>>(*r, logits, bias, chosen, weight);
     });
     launched(d, "route_forward");
 }
@@ -151,9 +156,26 @@ struct by_expert {
 /* A weight as a whole number of the order in which places are given away. */
 __device__ __forceinline__ unsigned rank_of(float weight) { return __float_as_uint(fabsf(weight)); }
 
-/* The rank at which `places` of the list are full, by the bytes of ranks from the highest down; *left: places for those of
- * exactly this rank. */
-__device__ unsigned last_rank(const int32_t *list, int count, int places, const float *weight, int *left)
+/* The assignments of an expert in order of rows, with the ranks of the first ones on chip: every pass over a list
+ * reads them. */
+struct ranked {
+    static constexpr int HELD = 4096;
+    const int32_t *list;
+    int count;
+    const float *weight;
+    unsigned *held;
+
+    __device__ void hold() const
+    {
+        for (int i = threadIdx.x; i < count && i < HELD; i += THREADS) held[i] = rank_of(weight[list[i]]);
+        __syncthreads();
+    }
+    __device__ __forceinline__ unsigned rank(int i) const { return i < HELD ? held[i] : rank_of(weight[list[i]]); }
+};
+
+/* The rank at which `places` of the list are full, by the bytes of ranks from the highest down; *left: places for
+ * those of exactly this rank. */
+__device__ unsigned last_rank(const ranked &r, int places, int *left)
 {
     __shared__ int bins[256], found[2];
     unsigned rank = 0;
@@ -161,10 +183,10 @@ __device__ unsigned last_rank(const int32_t *list, int count, int places, const 
     for (int shift = 24; shift >= 0; shift -= 8) {
         int all;
 
-        for (int b = threadIdx.x; b < 256; b += THREADS) bins[b] = 0;
+        bins[threadIdx.x] = 0;
         __syncthreads();
-        for (int i = threadIdx.x; i < count; i += THREADS) {
-            const unsigned own = rank_of(weight[list[i]]);
+        for (int i = threadIdx.x; i < r.count; i += THREADS) {
+            const unsigned own = r.rank(i);
             if (shift == 24 || (own ^ rank) >> (shift + 8) == 0) atomicAdd(&bins[own >> shift & 255], 1);
         }
         __syncthreads();
@@ -176,7 +198,6 @@ __device__ unsigned last_rank(const int32_t *list, int count, int places, const 
         __syncthreads();
         rank |= (unsigned)found[0] << shift;
         places = found[1];
-        __syncthreads();
     }
     *left = places;
     return rank;
@@ -187,6 +208,7 @@ __global__ __launch_bounds__(THREADS) void capacity_kernel(const int32_t *offset
                                                            bool by_weight, float *weight, double *dropped)
 {
     static_assert(THREADS == 256, "a thread a bin");
+    __shared__ unsigned held[ranked::HELD];
     const int32_t *list = source + offsets[blockIdx.x];
     const int count = offsets[blockIdx.x + 1] - offsets[blockIdx.x];
     int left = 0, equal_before = 0;
@@ -197,10 +219,12 @@ __global__ __launch_bounds__(THREADS) void capacity_kernel(const int32_t *offset
         for (int i = (int)capacity + threadIdx.x; i < count; i += THREADS) weight[list[i]] = 0;
         return;
     }
-    const unsigned last = last_rank(list, count, (int)capacity, weight, &left);
+    const ranked r = {list, count, weight, held};
+    r.hold();
+    const unsigned last = last_rank(r, (int)capacity, &left);
     for (int first = 0; first < count; first += THREADS) {
         const int i = first + threadIdx.x;
-        const unsigned own = i < count ? rank_of(weight[list[i]]) : ~0u;
+        const unsigned own = i < count ? r.rank(i) : ~0u;
         int all;
         const int before = equal_before + block_before<THREADS>(own == last, &all);
 

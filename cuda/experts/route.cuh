@@ -18,18 +18,22 @@ __device__ __forceinline__ float sigmoid_slope(float x)
     return e / ((1.0f + e) * (1.0f + e));
 }
 
-/* sigmoid + bias as the choice sees it, as a whole number of the same order; what is not a number comes last, and 0 after it,
- * which stands for none. */
-__device__ __forceinline__ unsigned choice_key(float logit, float bias)
+/* What the choice sees as a whole number of the same order; what is not a number comes last, and 0 after it, which
+ * stands for none. */
+__device__ __forceinline__ unsigned key_of(float x)
 {
-    const float x = sigmoid(logit) + bias;
-    const unsigned bits = __float_as_uint(isnan(x) ? -INFINITY : x);
+    const int bits = __float_as_int(isnan(x) ? -INFINITY : x);
 
-    return bits >> 31 ? ~bits : bits | 0x80000000u;
+    return (unsigned)bits ^ ((unsigned)(bits >> 31) | 0x80000000u);
 }
 
-/* A warp has the experts of a row: expert 32 i + lane is number i of a lane. Takes the k with the largest keys, the lower one of
- * equals; bit i % 32 of taken[i / 32] says that number i was. Keys of the taken become 0. */
+__device__ __forceinline__ unsigned choice_key(float logit, float bias)
+{
+    return key_of(sigmoid(logit) + bias);
+}
+
+/* A warp has the experts of a row: expert 32 i + lane is number i of a lane. Takes the k with the largest keys, the
+ * lower one of equals; bit i % 32 of taken[i / 32] says that number i was. Keys of the taken become 0. */
 template <int EACH>
 __device__ __forceinline__ void take_best(unsigned (&key)[EACH], int32_t k, unsigned (&taken)[(EACH + 31) / 32])
 {

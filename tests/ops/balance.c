@@ -249,6 +249,7 @@ CASE(limit_capacity, "many rows of few experts and of many, places for none and 
     for (int how = 0; how < 2; how++) {
         check_capacity(700, 9, 3, 190, how);
         check_capacity(120, 256, 8, 3, how);
+        check_capacity(5200, 1, 1, 4500, how);
         check_capacity(53, 4, 2, 0, how);
         check_capacity(53, 4, 2, 53, how);
         check_capacity(0, 4, 2, 1, how);

@@ -106,6 +106,7 @@ CASE(route, "weights as they are")
 CASE(route, "as many experts as GLM-5.2 has, and more than a warp takes in registers of its own")
 {
     check(problem((struct route){.rows = 21, .experts = 256, .k = 8, .normalize = 1, .scale = 2.5f}));
+    check(problem((struct route){.rows = 33, .experts = 128, .k = 8, .normalize = 1, .scale = 2.5f}));
     check(problem((struct route){.rows = 5, .experts = 100, .k = 40, .normalize = 1, .scale = 2.5f}));
     check(problem((struct route){.rows = 3, .experts = 300, .k = 8, .normalize = 0, .scale = 1}));
     check(problem((struct route){.rows = 2, .experts = 1030, .k = 5, .normalize = 1, .scale = 1}));
