@@ -95,21 +95,26 @@ static uint64_t pieces_of(const struct parameter *p)
     return (p->count + PIECE - 1) / PIECE;
 }
 
-/* One thread sends its piece while the others make theirs. */
+/* One thread sends its piece while the others make theirs. The lock is this call's: a named critical section is a symbol of
+ * the whole program. */
 static void initialize(struct model *m, const struct parameter *p, unsigned char *buffers)
 {
     struct random_key key = random_key((uint64_t)m->config.train.seed, p->name);
     size_t size = dtype_size(p->type);
+    omp_lock_t upload;
 
+    omp_init_lock(&upload);
 #pragma omp parallel for num_threads(pieces_of(p) > 1 ? m->stream->threads : 1) schedule(dynamic, 1)
     for (uint64_t piece = 0; piece < pieces_of(p); piece++) {
         uint64_t first = piece * PIECE, count = p->count - first < PIECE ? p->count - first : PIECE;
         unsigned char *buffer = buffers + (size_t)omp_get_thread_num() * PIECE * sizeof(float);
 
         fill(m, p, key, first, count, buffer);
-#pragma omp critical(upload)
+        omp_set_lock(&upload);
         m->stream->ops->upload(m->stream, p->value + first * size, buffer, count * size);
+        omp_unset_lock(&upload);
     }
+    omp_destroy_lock(&upload);
 }
 
 glm52_status model_initialize(struct model *m)
