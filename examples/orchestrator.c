@@ -3,8 +3,9 @@
  *     cc orchestrator.c $(pkg-config --cflags --libs glm52) -o orchestrator
  *     ./orchestrator TEXT OUT [steps]
  *
- * A teacher-sized and a student-sized model read the same text. Every few steps the one that improves less per second gives
- * its turn to the other. Ctrl-C saves both and leaves; the next start goes on where they were. Needs nothing but glm52.h. */
+ * A teacher-sized and a student-sized model read the same text. Every few steps the one that improves
+ * less per second gives its turn to the other. Ctrl-C saves both and leaves; the next start goes on
+ * where they were. Needs nothing but glm52.h. */
 #include <glm52.h>
 #include <signal.h>
 #include <stdio.h>

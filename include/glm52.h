@@ -215,7 +215,8 @@ GLM52_API glm52_status glm52_error_status(const glm52_error *self);
 GLM52_API const char *glm52_error_message(const glm52_error *self);
 /* What to do; "" if the message says it all. Never NULL. Borrowed from the error. */
 GLM52_API const char *glm52_error_hint(const glm52_error *self);
-/* Value of a detail such as "tensor", "byte", "key", "path", "errno"; NULL if there is none. Borrowed from the error. */
+/* Value of a detail such as "tensor", "byte", "key", "path", "errno"; NULL if there is none. Borrowed from the
+ * error. */
 GLM52_API const char *glm52_error_detail(const glm52_error *self, const char *key);
 
 /* ---- context ----------------------------------------------------------------------------------------- */
@@ -230,16 +231,17 @@ GLM52_API void glm52_context_unref(glm52_context **self);
  * microbatch (of a step), tensor (of creating, loading, saving, resuming) or token (of generating) that was being
  * worked on; the other functions, and the update after the last microbatch, run to their end. */
 GLM52_API void glm52_context_cancel(glm52_context *self);
-/* Takes back a request that no call has noticed yet, so that it does not meet the next one: 1 if there was one, else 0. For
- * what follows the call that the request was meant for, such as saving after Ctrl-C. From any thread, and in signal handlers. */
+/* Takes back a request that no call has noticed yet, so that it does not meet the next one: 1 if there
+ * was one, else 0. For what follows the call that the request was meant for, such as saving after Ctrl-C.
+ * From any thread, and in signal handlers. */
 GLM52_API int32_t glm52_context_withdraw_cancel(glm52_context *self);
 /* One line about the device ("cpu, 2 threads, ..."). Borrowed from the context. */
 GLM52_API glm52_status glm52_context_describe_device(glm52_context *self, const char **out);
 /* Bytes the library holds through the context's allocator now, and at most so far. Either may be NULL. May be
  * called from any thread. */
 GLM52_API glm52_status glm52_context_memory(glm52_context *self, uint64_t *now, uint64_t *peak);
-/* Number of devices of a kind: "cpu" gives 1, "cuda" the GPUs the driver shows. 0 for unknown kinds, and where a driver or
- * the back end is missing. */
+/* Number of devices of a kind: "cpu" gives 1, "cuda" the GPUs the driver shows. 0 for unknown kinds, and
+ * where a driver or the back end is missing. */
 GLM52_API int32_t glm52_context_device_count(const char *kind);
 
 /* ---- config ------------------------------------------------------------------------------------------ */
@@ -358,8 +360,8 @@ GLM52_API glm52_status glm52_optimizer_resync(glm52_optimizer *self);
 
 /* Plans and takes all memory a training step will ever need. optimizer may be NULL for evaluation only.
  * config: train section; NULL means the model's.
- * Errors: STATE (config describes another stage, or the optimizer is of an earlier one), NOMEM (the hint says what would
- * fit), UNSUPPORTED (train.cuda_graph = on without CUDA), DEVICE. */
+ * Errors: STATE (config describes another stage, or the optimizer is of an earlier one), NOMEM (the hint says what
+ * would fit), UNSUPPORTED (train.cuda_graph = on without CUDA), DEVICE. */
 GLM52_API glm52_status glm52_step_create(glm52_model *model, glm52_optimizer *optimizer, glm52_config *config,
                                          glm52_step **out);
 GLM52_API glm52_step *glm52_step_ref(glm52_step *self);
@@ -384,12 +386,13 @@ GLM52_API glm52_status glm52_step_evaluate(glm52_step *self, glm52_batch *const 
 GLM52_API glm52_status glm52_step_metric(glm52_step *self, const char *name, double *out);
 /* Name of metric `index`, 0 ..; NULL past the end. Borrowed until the next call on this step. */
 GLM52_API const char *glm52_step_metric_name(glm52_step *self, uint32_t index);
-/* Goes on with the stage that `config` describes (train, indexer_loss, mtp, moe and optim sections; the model's shape stays):
- * which parameters are trained, which losses, which attention. Model, counters, data position and the optimizer state of
- * parameters that are trained before and after are kept; other state begins at zero. A new train.stage begins a new
- * schedule. The same as saving, leaving and resuming under the new options, bit for bit. An optimizer made earlier serves
- * no new step of the model. On failure the old stage goes on, unless the detail "state" is "lost": then model and
- * optimizer are in the new stage, and the step has no memory and wants another call before it does anything else.
+/* Goes on with the stage that `config` describes (train, indexer_loss, mtp, moe and optim sections; the model's
+ * shape stays): which parameters are trained, which losses, which attention. Model, counters, data position and
+ * the optimizer state of parameters that are trained before and after are kept; other state begins at zero. A
+ * new train.stage begins a new schedule. The same as saving, leaving and resuming under the new options, bit for
+ * bit. An optimizer made earlier serves no new step of the model. On failure the old stage goes on, unless the
+ * detail "state" is "lost": then model and optimizer are in the new stage, and the step has no memory and wants
+ * another call before it does anything else.
  * Errors: STATE (no optimizer, or another step of the model is open), DEVICE. */
 GLM52_API glm52_status glm52_step_set_stage(glm52_step *self, glm52_config *config);
 /* Row `index` of the plan: memory per class and FLOPs per operation of one step with full microbatches.

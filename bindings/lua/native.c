@@ -2,7 +2,8 @@
  * glm52.native("libreward.so", "score", "double(ptr i32, i64)"). What it gives is called like a Lua function.
  *
  * Types: void (result only), i32, u32, i64, u64, f32, f64 (int, float, double), str (const char *, nil is NULL), ptr T
- * with T one of u8, i32, i64, f32, f64 (a tensor, shared; a list, copied; nil), ptr (a tensor, handle, nil or pointer). */
+ * with T one of u8, i32, i64, f32, f64 (a tensor, shared; a list, copied; nil), ptr (a tensor, handle, nil or
+ * pointer). */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,10 +1,10 @@
-/* Causal attention over whole documents, backward (model.md 2.2, not absorbed). With P the probabilities, redone from lse,
- * and D = sum(out * dout):
+/* Causal attention over whole documents, backward (model.md 2.2, not absorbed). With P the probabilities,
+ * redone from lse, and D = sum(out * dout):
  *     dS = P * (dout v^T - D) * scale,  dq = dS k,  dk = dS^T q,  dv = P^T dout.
  *
- * A block has one tile of one gradient, all its terms in order: of queries over their keys, or of keys over the rows that see
- * them. So a sum has one writer and one order; P and dS are redone for each of the three. The widths of GLM-5.2 in bf16 have
- * kernels of their own (hopper.cuh). */
+ * A block has one tile of one gradient, all its terms in order: of queries over their keys, or of keys over the rows
+ * that see them. So a sum has one writer and one order; P and dS are redone for each of the three. The widths of
+ * GLM-5.2 in bf16 have kernels of their own (hopper.cuh). */
 #include "attention/dense.cuh"
 
 namespace {

@@ -1,7 +1,7 @@
 /* Causal attention over whole documents, forward (model.md 2.2, not absorbed): out = softmax(scale * q k^T) v.
  *
- * A block takes a tile of queries of one head over their keys, tile by tile, keeping per row the largest logit so far, the
- * sum of exponentials under it, and the sum of values under it; a new largest logit shrinks both sums. */
+ * A block takes a tile of queries of one head over their keys, tile by tile, keeping per row the largest logit so
+ * far, the sum of exponentials under it, and the sum of values under it; a new largest logit shrinks both sums. */
 #include "attention/dense.cuh"
 
 namespace {

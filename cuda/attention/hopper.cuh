@@ -1,5 +1,5 @@
-/* What the Hopper kernels share: 256 columns in both widths, bf16, tiles of 64 rows that lie in shared memory as blocks of
- * [64 rows][64 columns] (8 KiB, swizzled), products by wgmma.
+/* What the Hopper kernels share: 256 columns in both widths, bf16, tiles of 64 rows that lie in shared memory as
+ * blocks of [64 rows][64 columns] (8 KiB, swizzled), products by wgmma.
  *
  * Backward: a block of threads has one tile of dk and dv (hopper_keys.cu), all its terms in order, so nothing is added
  * by two. It leaves dS in memory, some heads at a time, from where dq is one more product (hopper_slopes.cu): 5 in all.
@@ -116,8 +116,8 @@ __device__ __forceinline__ void multiply_tiles(float (&d)[32], uint32_t a, uint3
     mma_commit();
 }
 
-/* The same product with the first HELD steps of 16 columns of a in registers. Those leave shared memory to others for half
- * of their time: with both operands there, a product this narrow takes all that it can deliver. */
+/* The same product with the first HELD steps of 16 columns of a in registers. Those leave shared memory to others for
+ * half of their time: with both operands there, a product this narrow takes all that it can deliver. */
 template <int HELD>
 __device__ __forceinline__ void multiply_held(float (&d)[32], const uint32_t (&held)[HELD][4], uint32_t a, uint32_t b)
 {

@@ -1,8 +1,9 @@
-/* Attention of 128 rows of one head, 64 for either of two warpgroups; the keys that any of them sees pass by in tiles of 64,
- * brought by a warp that does nothing else. The scores of the next tile are made while the values of this one are added.
+/* Attention of 128 rows of one head, 64 for either of two warpgroups; the keys that any of them sees
+ * pass by in tiles of 64, brought by a warp that does nothing else. The scores of the next tile are
+ * made while the values of this one are added.
  *
- * Exponentials are taken under a reference per row, which follows the largest score only when that has grown by a factor of
- * 2^8 beyond it: sums stay far from overflow, and the sums of values are rarely scaled anew. */
+ * Exponentials are taken under a reference per row, which follows the largest score only when that has grown by a
+ * factor of 2^8 beyond it: sums stay far from overflow, and the sums of values are rarely scaled anew. */
 #include "attention/hopper.cuh"
 
 namespace {
@@ -188,7 +189,8 @@ __device__ void attend(const attention_maps &m, const attention_call &c, float *
     store_tile(sum, q, &m.out, row, head, 1 + group);
 }
 
-/* blockIdx: head among those that go together; tile of rows, late ones first, which see most; which heads go together. */
+/* blockIdx: head among those that go together; tile of rows, late ones first, which see most; which heads go
+ * together. */
 __global__ __launch_bounds__(THREADS, 1) void forward_kernel(const __grid_constant__ attention_maps m, const attention_call c,
                                                              float *lse)
 {

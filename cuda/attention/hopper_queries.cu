@@ -1,5 +1,5 @@
-/* dq of 128 rows of one head, 64 for either of two warpgroups; the keys that any of them sees pass by in tiles of 64, brought
- * by a warp that does nothing else. P = exp(q k^T - lse), dS = P (dout v^T - delta) scale, dq += dS k. */
+/* dq of 128 rows of one head, 64 for either of two warpgroups; the keys that any of them sees pass by in tiles of 64,
+ * brought by a warp that does nothing else. P = exp(q k^T - lse), dS = P (dout v^T - delta) scale, dq += dS k. */
 #include "attention/hopper.cuh"
 
 namespace {

@@ -1,5 +1,5 @@
-/* What backward must know of each row, laid out so that a tile's worth lies together: D = sum(out * dout), lse, and which
- * keys it sees. */
+/* What backward must know of each row, laid out so that a tile's worth lies together: D =
+ * sum(out * dout), lse, and which keys it sees. */
 #include "attention/hopper.cuh"
 
 namespace {

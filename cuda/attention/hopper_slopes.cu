@@ -1,5 +1,5 @@
-/* dq of 128 rows of one head, 64 for either of two warpgroups, from dS as hopper_keys.cu left it: dq = dS k. Tiles of 64
- * keys and their dS are brought by a warp that does nothing else. */
+/* dq of 128 rows of one head, 64 for either of two warpgroups, from dS as hopper_keys.cu left it: dq = dS k. Tiles of
+ * 64 keys and their dS are brought by a warp that does nothing else. */
 #include "attention/hopper.cuh"
 
 namespace {

@@ -1,9 +1,9 @@
-/* Products by cuBLASLt. What serves a shape best is asked once and kept, since asking takes longer than most products. Where
- * Hopper was seen to do better than cuBLASLt's first choice, another of its choices is taken; never by timing, which would
- * choose differently from run to run.
+/* Products by cuBLASLt. What serves a shape best is asked once and kept, since asking takes longer than most
+ * products. Where Hopper was seen to do better than cuBLASLt's first choice, another of its choices is taken; never
+ * by timing, which would choose differently from run to run.
  *
- * cuBLASLt thinks in columns: a row-major c = a b is its c^T = b^T a^T, so operands trade places. Sums are fp32 without TF32,
- * and split sums are added in fp32 in a fixed order (no reduction in place, which is atomic). */
+ * cuBLASLt thinks in columns: a row-major c = a b is its c^T = b^T a^T, so operands trade places. Sums are fp32
+ * without TF32, and split sums are added in fp32 in a fixed order (no reduction in place, which is atomic). */
 #include "dense/matmul.cuh"
 
 #include <cstdlib>
@@ -78,9 +78,9 @@ struct tile_size {
     int64_t m, n; /* rows and columns of c */
 };
 
-/* The tile for a large product of bf16, by what was measured on an H200, alone and among other products, at 8192 tokens and
- * the widths of GLM-5.2 (docs/performance.md): small tiles, of which a multiprocessor holds two, write one while they sum
- * another, which pays where the depth is short or c is wide. */
+/* The tile for a large product of bf16, by what was measured on an H200, alone and among other products, at 8192
+ * tokens and the widths of GLM-5.2 (docs/performance.md): small tiles, of which a multiprocessor holds two, write one
+ * while they sum another, which pays where the depth is short or c is wide. */
 tile_size wanted_tile(const struct gemm *g)
 {
     constexpr tile_size none = {CUBLASLT_MATMUL_TILE_UNDEFINED, 1, 1};
@@ -97,7 +97,8 @@ tile_size wanted_tile(const struct gemm *g)
     return {CUBLASLT_MATMUL_TILE_128x160, 160, 128};
 }
 
-/* Which of cuBLASLt's choices: the first with the wanted tile, if no multiprocessor is then idle for long, else the first. */
+/* Which of cuBLASLt's choices: the first with the wanted tile, if no multiprocessor is
+ * then idle for long, else the first. */
 int choose(const cuda_device *d, const struct gemm *g, const cublasLtMatmulHeuristicResult_t *offered, int count)
 {
     constexpr int64_t ROUNDS = 12; /* of tiles; the last may be nearly empty */

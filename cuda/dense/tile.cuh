@@ -1,6 +1,6 @@
 /* A tile of a matrix product by one block of 256 threads: BM x BN sums, spread over the threads' registers, of operands
- * that pass through shared memory. bf16 on tensor cores (mma.sync m16n8k16), fp32 in plain multiply-adds; the order of a
- * sum depends on its depth alone. The building block of every product that cuBLASLt has no form for.
+ * that pass through shared memory. bf16 on tensor cores (mma.sync m16n8k16), fp32 in plain multiply-adds; the order
+ * of a sum depends on its depth alone. The building block of every product that cuBLASLt has no form for.
  *
  * The left operand is [BM, depth], the right one [depth, BN]. Each lies in memory along the depth (element (i, k) at
  * i * ld + k), or across it (at k * ld + i); staged tiles keep that order. */
@@ -20,8 +20,8 @@ template <> struct tile_shape<bf16> {
     static constexpr int DEPTH = 32, PAD = 8;
 };
 
-/* LINES x LENGTH elements of `from` into shared memory, converted to T, 0 beyond the first `lines` and `length`. wide: lines
- * and their lengths are multiples of 16 bytes. */
+/* LINES x LENGTH elements of `from` into shared memory, converted to T, 0 beyond the first `lines` and `length`.
+ * wide: lines and their lengths are multiples of 16 bytes. */
 template <class T, int LINES, int LENGTH, int STRIDE, class S>
 __device__ __forceinline__ void stage(T *tile, const S *from, int64_t ld, int lines, int length, bool wide)
 {
@@ -209,7 +209,8 @@ struct tile : fragment<T, BM, BN> {
         }
     }
 
-    /* The same with a left operand that is in shared memory already, DEPTH or a multiple of it deep, 0 where it ends. */
+    /* The same with a left operand that is in shared memory already, DEPTH or a multiple of it deep, 0 where it
+     * ends. */
     template <class R>
     __device__ __forceinline__ void multiply_shared(shared &s, const T *a, int a_stride, const operand<R> &b, int64_t depth)
     {

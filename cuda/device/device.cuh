@@ -62,7 +62,8 @@ static inline unsigned blocks_for(const cuda_device *d, int64_t count, int threa
 
 static inline bool aligned16(const void *p) { return ((uintptr_t)p & 15) == 0; }
 
-/* Lets a kernel use more dynamic shared memory than the 48 KB that come without asking, less what it may have of its own. */
+/* Lets a kernel use more dynamic shared memory than the 48 KB that come without asking,
+ * less what it may have of its own. */
 template <class Kernel>
 static inline void allow_shared(Kernel kernel, size_t bytes)
 {

@@ -1,5 +1,5 @@
-/* A stable counting sort of items by a small whole number, two launches: blocks count their items, then each finds from all
- * counts where its own begin and places them in order. The order of the input alone decides the result.
+/* A stable counting sort of items by a small whole number, two launches: blocks count their items, then each finds
+ * from all counts where its own begin and places them in order. The order of the input alone decides the result.
  *
  * A key says what is sorted:
  *     __device__ int bin(int64_t i) const        0 .. bins - 1
@@ -46,8 +46,8 @@ __global__ __launch_bounds__(SORT_THREADS) void sort_count_kernel(const sort_sha
     for (int b = threadIdx.x; b < s.bins; b += SORT_THREADS) counts[(int64_t)blockIdx.x * s.bins + b] = bins[b];
 }
 
-/* next[bin]: where the block's first item of a bin goes. Threads share a bin's counts when there are fewer bins. The first
- * block writes offsets [bins+1], unless NULL. */
+/* next[bin]: where the block's first item of a bin goes. Threads share a bin's counts when there are fewer bins. The
+ * first block writes offsets [bins+1], unless NULL. */
 template <int THREADS>
 __device__ void sort_starts(const sort_shape &s, const int32_t *counts, int *next, int32_t *offsets)
 {

@@ -1,5 +1,5 @@
-/* Time per operation: an event before each, and an NVTX range for each stretch of operations with one label, which shows in
- * Nsight Systems. */
+/* Time per operation: an event before each, and an NVTX range for each stretch of operations with
+ * one label, which shows in Nsight Systems. */
 #include <nvtx3/nvToolsExt.h>
 
 #include <cstdlib>

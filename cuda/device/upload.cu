@@ -1,5 +1,5 @@
-/* Uploads pass through page-locked memory of the device's own, so that the caller may go on at once: a ring of chunks, each
- * free again when the copies out of it are done. The host waits only if it is a whole ring ahead. */
+/* Uploads pass through page-locked memory of the device's own, so that the caller may go on at once: a ring of
+ * chunks, each free again when the copies out of it are done. The host waits only if it is a whole ring ahead. */
 #include "device/upload.cuh"
 
 #include <cstdlib>

@@ -1,5 +1,5 @@
-/* Auxiliary losses of the router (training.md 5), in the device's scratch: first what each row has for itself, then the sums
- * per sequence and expert, over parts of the rows in order, then the gradient of each row. */
+/* Auxiliary losses of the router (training.md 5), in the device's scratch: first what each row has for itself, then
+ * the sums per sequence and expert, over parts of the rows in order, then the gradient of each row. */
 #include "experts/route.cuh"
 
 namespace {
@@ -159,7 +159,8 @@ __global__ void losses_kernel(const arguments x)
                              (x.a.z_coefficient == 0 ? 0 : scale.z * squares);
 }
 
-/* With S = sum s and balance = factor * sum_e count_e sum_t s'[t,e]: ds_e = factor (count_e - sum_i count_i s_i / S) / S. */
+/* With S = sum s and balance = factor * sum_e count_e sum_t s'[t,e]: ds_e = factor
+ * (count_e - sum_i count_i s_i / S) / S. */
 __device__ void add_row_gradient(const arguments &x, int64_t t, const double *count, scales scale)
 {
     const int lane = threadIdx.x % 32;

@@ -1,5 +1,5 @@
-/* The way of rows to their experts and back: a stable sort of the assignments by expert, a copy in its order, and the sum over
- * a row's experts. A block a row: it is read once and written k times, or the other way round. */
+/* The way of rows to their experts and back: a stable sort of the assignments by expert, a copy in its order, and the
+ * sum over a row's experts. A block a row: it is read once and written k times, or the other way round. */
 #include "device/sort.cuh"
 
 namespace {
@@ -48,8 +48,8 @@ __global__ __launch_bounds__(THREADS) void spread_kernel(const struct dispatch d
     }
 }
 
-/* The sum is rounded to the type once. Experts are met AT_ONCE at a time, to have that many loads under way; their order is
- * that of j. */
+/* The sum is rounded to the type once. Experts are met AT_ONCE at a time, to have that many
+ * loads under way; their order is that of j. */
 template <class T, int V>
 __global__ __launch_bounds__(THREADS) void collect_kernel(const struct dispatch d, const int32_t *place, const T *x, T *y)
 {

@@ -1,6 +1,6 @@
-/* Products of the experts: rows sorted by group, one weight matrix per group, the groups' bounds known to the device alone.
- * What grouped_gemm/ takes runs there, on Hopper's tensor cores; the kernels of this file take every shape and type.
- * The grid is made for the most tiles that any bounds can give; a block finds its tile in them, or none. */
+/* Products of the experts: rows sorted by group, one weight matrix per group, the groups' bounds known to the device
+ * alone. What grouped_gemm/ takes runs there, on Hopper's tensor cores; the kernels of this file take every shape and
+ * type. The grid is made for the most tiles that any bounds can give; a block finds its tile in them, or none. */
 #include "dense/tile.cuh"
 #include "grouped_gemm/grouped_gemm.h"
 

@@ -1,5 +1,5 @@
-/* silu(gate) * up, weighted per row for routed experts (model.md 2.5, 2.6), and its backward. A block takes some rows at once,
- * so that a thread has several loads under way before it needs the first. */
+/* silu(gate) * up, weighted per row for routed experts (model.md 2.5, 2.6), and its backward. A block takes some rows
+ * at once, so that a thread has several loads under way before it needs the first. */
 #include "device/element.cuh"
 
 namespace {
@@ -20,8 +20,8 @@ __device__ __forceinline__ float sigmoid_of<bf16>(float x)
     return __fdividef(1.0f, 1.0f + __expf(-x));
 }
 
-/* The rows of a block, from `first` on. Their weights are asked for after the first loads of a thread: they come by two loads,
- * one after the other, and nothing of the row waits for them. */
+/* The rows of a block, from `first` on. Their weights are asked for after the first loads of a thread: they come by
+ * two loads, one after the other, and nothing of the row waits for them. */
 template <int ROWS>
 struct block_rows {
     int64_t first;

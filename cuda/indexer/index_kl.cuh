@@ -12,8 +12,8 @@ __device__ __forceinline__ bool relu_open(const struct indexer &i, int64_t at, f
 }
 
 /* By a block of THREADS: the loss of a row over the n >= 1 keys of its support. score are the student's scores, p the
- * teacher's probabilities; slope gets weight * (q - p), which is the gradient of the scores, and may be p. The sum is one of
- * differences that cancel as the student learns, hence double. Ends without a barrier. */
+ * teacher's probabilities; slope gets weight * (q - p), which is the gradient of the scores, and may be p. The sum is
+ * one of differences that cancel as the student learns, hence double. Ends without a barrier. */
 template <int THREADS>
 __device__ float kl_row(const float *score, const float *p, int64_t n, float weight, float *slope)
 {

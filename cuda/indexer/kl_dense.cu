@@ -1,12 +1,12 @@
-/* Indexer loss over all visible keys (training.md 1.4). The teacher's probabilities are exp(logit - lse) with the lse that
- * its attention left: one product of its queries and keys, and a second only where no attention saw all of the support.
- * Equations of the gradients: kl_selected.cu.
+/* Indexer loss over all visible keys (training.md 1.4). The teacher's probabilities are exp(logit - lse) with the lse
+ * that its attention left: one product of its queries and keys, and a second only where no attention saw all of the
+ * support. Equations of the gradients: kl_selected.cu.
  *
- * For a chunk of rows two slabs [rows, keys] hold the student's scores and the teacher's probabilities, which turn into the
- * gradient of the scores: the sum of the teacher's probabilities over its heads tile by tile, then the loss of each row; with
- * the gradient of the scores each head of the student is done once more, for rows and for keys. A gradient is summed in fp32
- * in order of tiles and heads, chunk after chunk. The kernels here take any shape; teacher.cuh and kl_dense.cuh have those on
- * tensor cores, for teacher and student. */
+ * For a chunk of rows two slabs [rows, keys] hold the student's scores and the teacher's probabilities, which turn
+ * into the gradient of the scores: the sum of the teacher's probabilities over its heads tile by tile, then the loss
+ * of each row; with the gradient of the scores each head of the student is done once more, for rows and for keys. A
+ * gradient is summed in fp32 in order of tiles and heads, chunk after chunk. The kernels here take any shape;
+ * teacher.cuh and kl_dense.cuh have those on tensor cores, for teacher and student. */
 #include "dense/tile.cuh"
 #include "indexer/index_kl.cuh"
 #include "indexer/kl_dense.cuh"
@@ -62,7 +62,8 @@ int64_t chunk_rows(const struct indexer *i)
     return std::min(fit >= whole ? fit / whole * whole : std::max<int64_t>(fit / TILE * TILE, TILE), i->rows);
 }
 
-/* As many parts as fill the device three times: under causal attention the first keys have twice the rows of the average. */
+/* As many parts as fill the device three times: under causal attention the first keys
+ * have twice the rows of the average. */
 int parts_of(const cuda_device *d, const struct indexer *i)
 {
     const int64_t fill = 3 * d->multiprocessors / divided(i->keys, DENSE_KEYS);
@@ -239,8 +240,8 @@ __global__ void ranges_kernel(const arguments x)
     x.seen[group] = seen.low < seen.high ? seen : range{0, 0};
 }
 
-/* The loss of each row; p becomes the gradient of the scores, for the tensor cores' kernels also 0 where a row sees nothing of
- * what others of its group see, and in rows that fill up the last group. */
+/* The loss of each row; p becomes the gradient of the scores, for the tensor cores' kernels also 0 where a row sees
+ * nothing of what others of its group see, and in rows that fill up the last group. */
 __global__ __launch_bounds__(THREADS) void loss_kernel(const arguments x)
 {
     const int64_t t = x.first + blockIdx.x;

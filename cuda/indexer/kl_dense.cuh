@@ -5,8 +5,8 @@
  * scores.cuh. With these both gradients are one product each, without the dots:
  *     dq[t,h] = weight[t,h] sum_u slope[t,u] active[t,h,u] key[u]
  *     dkey[u] = sum_t,h slope[t,u] weight[t,h] active[t,h,u] q[t,h]
- * Their left operands are made in registers as sums of two bf16 numbers, which lose 2^-17 of a slope; q and key are bf16
- * as they come, and sums are fp32. */
+ * Their left operands are made in registers as sums of two bf16 numbers, which lose 2^-17 of a slope; q and key
+ * are bf16 as they come, and sums are fp32. */
 #pragma once
 
 #include "attention/visible.cuh"

@@ -1,8 +1,8 @@
 /* dkey of a chunk (kl_dense.cuh).
  *
- * A block has 256 keys, four warpgroups 64 each with their sums in registers, and takes every parts-th step of four rows. The
- * queries of a step, [4 * 32 heads, 128], come through the copy engine; the left operand is made in registers from the
- * slabs and the weights of the heads. Steps in which no row sees any of the keys are passed over. */
+ * A block has 256 keys, four warpgroups 64 each with their sums in registers, and takes every parts-th step of four
+ * rows. The queries of a step, [4 * 32 heads, 128], come through the copy engine; the left operand is made in
+ * registers from the slabs and the weights of the heads. Steps in which no row sees any of the keys are passed over. */
 #include "device/tensor_map.cuh"
 #include "grouped_gemm/tensor.cuh"
 #include "indexer/kl_dense.cuh"

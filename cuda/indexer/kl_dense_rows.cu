@@ -1,8 +1,8 @@
 /* dq and dweight of a chunk (kl_dense.cuh).
  *
- * A block has 8 rows, four warpgroups two each: 64 rows of the product are 2 rows of 32 heads. Keys stream through shared
- * memory, 64 at a time; the left operand, slopes where a head is active, is made in registers from the slabs. dweight needs
- * no dots either: sum_u slope[u] relu(q[h] . key[u]) = q[h] . sum_u slope[u] active[h,u] key[u]. */
+ * A block has 8 rows, four warpgroups two each: 64 rows of the product are 2 rows of 32 heads. Keys stream through
+ * shared memory, 64 at a time; the left operand, slopes where a head is active, is made in registers from the slabs.
+ * dweight needs no dots either: sum_u slope[u] relu(q[h] . key[u]) = q[h] . sum_u slope[u] active[h,u] key[u]. */
 #include "device/tensor_map.cuh"
 #include "grouped_gemm/tensor.cuh"
 #include "indexer/kl_dense.cuh"

@@ -1,8 +1,9 @@
-/* dkey of a chunk (kl_selected.cuh): dkey[u] = sum over rows t and heads h of slope[t,u] weight[t,h] active[t,h,u] q[t,h].
+/* dkey of a chunk (kl_selected.cuh): dkey[u] = sum over rows t and heads h of
+ * slope[t,u] weight[t,h] active[t,h,u] q[t,h].
  *
- * A block has 256 keys, four warpgroups 64 each with their sums in registers, and takes every parts-th step of four rows. The
- * queries of a step, [4 * 32 heads, 128], come through the copy engine; the left operand is made in registers from the
- * entries of the slab. Steps in which no row has an entry for the keys are passed over. */
+ * A block has 256 keys, four warpgroups 64 each with their sums in registers, and takes every parts-th step of four
+ * rows. The queries of a step, [4 * 32 heads, 128], come through the copy engine; the left operand is made in
+ * registers from the entries of the slab. Steps in which no row has an entry for the keys are passed over. */
 #include "device/tensor_map.cuh"
 #include "grouped_gemm/tensor.cuh"
 #include "indexer/kl_selected.cuh"

@@ -1,9 +1,9 @@
 /* Loss, dq and dweight of a row, and what the sums of dkey need of it (kl_selected.cuh).
  *
  * Warps work on their own, 16 keys at a time, which they copy into a ring of their own; heads and keys meet in
- * mma.sync m16n8k16. The gradient of q is summed per warp over its keys and at the end over the warps. Weights of heads come
- * last, in fp32: without them, dq[h] = weight[h] sum_u g[u] active[h,u] key[u] is also what dweight[h] needs, since
- * sum_u g[u] relu(q[h] . key[u]) = q[h] . sum_u g[u] active[h,u] key[u]. */
+ * mma.sync m16n8k16. The gradient of q is summed per warp over its keys and at the end over the warps. Weights of
+ * heads come last, in fp32: without them, dq[h] = weight[h] sum_u g[u] active[h,u] key[u] is also what dweight[h]
+ * needs, since sum_u g[u] relu(q[h] . key[u]) = q[h] . sum_u g[u] active[h,u] key[u]. */
 #include "indexer/index_kl.cuh"
 #include "indexer/kl_selected.cuh"
 #include "sparse_mla/hopper.cuh"
@@ -241,8 +241,8 @@ __device__ __forceinline__ void sum_keys(const kl_call &c, const row_state &r, s
     });
 }
 
-/* Adds up the warps' sums in their order and writes dq and dweight. part [heads, columns], where the ring was; the columns of
- * a head are rotated by 8 times its number, so that heads lie in different banks. */
+/* Adds up the warps' sums in their order and writes dq and dweight. part [heads, columns], where the ring was; the
+ * columns of a head are rotated by 8 times its number, so that heads lie in different banks. */
 __device__ __forceinline__ void write_gradients(const kl_call &c, int64_t t, float *part, const sums &d)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

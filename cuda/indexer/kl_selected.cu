@@ -1,11 +1,11 @@
-/* Indexer loss over selected keys (training.md 1.4). With d[h,u] = q[h] . key[u], score[u] = sum_h weight[h] relu(d[h,u])
- * and g = row_weight * (softmax(score) - target):
+/* Indexer loss over selected keys (training.md 1.4). With d[h,u] = q[h] . key[u], score[u] = sum_h weight[h]
+ * relu(d[h,u]) and g = row_weight * (softmax(score) - target):
  *     c[h,u] = g[u] weight[h] [d[h,u] > 0],  dq[h] = sum_u c[h,u] key[u],  dkey[u] += sum_h c[h,u] q[h],
  *     dweight[h] = sum_u g[u] relu(d[h,u]).
  *
- * A block a row for the loss, dq and dweight, KEYS keys at a time in shared memory; then a block a key, which looks up the
- * rows that selected it and adds them in their order. fp32 throughout. bf16 of the size that is trained goes another way:
- * kl_selected.cuh. */
+ * A block a row for the loss, dq and dweight, KEYS keys at a time in shared memory; then a block a key, which
+ * looks up the rows that selected it and adds them in their order. fp32 throughout. bf16 of the size that is
+ * trained goes another way: kl_selected.cuh. */
 #include "indexer/kl_selected.cuh"
 
 #include "indexer/index_kl.cuh"

@@ -1,7 +1,7 @@
 /* Lightning indexer: score[t,u] = sum_h weight[t,h] * relu(q[t,h] . key[u]), then the best k keys (model.md 2.3).
  *
- * A block scores a tile of rows x keys, head after head; scores of a chunk of rows stand in a slab of bounded size, from
- * which the rows select. A score's arithmetic does not depend on the chunk or the tile. */
+ * A block scores a tile of rows x keys, head after head; scores of a chunk of rows stand in a slab of bounded size,
+ * from which the rows select. A score's arithmetic does not depend on the chunk or the tile. */
 #include "indexer/scores.cuh"
 
 #include "dense/tile.cuh"

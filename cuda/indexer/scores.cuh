@@ -20,13 +20,13 @@ enum score_use {
     SCORES_SELECT,  /* as SEEN, but rows that see no more than k keys are left out */
 };
 
-/* Rows first .. first + rows - 1 into scores, `stride` elements a row. A score's bits depend on its query, weights and key
- * alone, whatever the use. */
+/* Rows first .. first + rows - 1 into scores, `stride` elements a row. A score's bits depend on its query,
+ * weights and key alone, whatever the use. */
 void score_rows(cuda_device *d, const score_call &c, int64_t first, int64_t rows, score_use use, int64_t stride,
                 float *scores);
 
-/* The same by Hopper's tensor cores (scores_hopper.cu); false: not of this shape, nothing done. active, laid out as scores, if
- * not NULL (with SCORES_SEEN): a bit for each head whose dot is above 0, see active_bit. */
+/* The same by Hopper's tensor cores (scores_hopper.cu); false: not of this shape, nothing done. active, laid out as
+ * scores, if not NULL (with SCORES_SEEN): a bit for each head whose dot is above 0, see active_bit. */
 bool hopper_score_rows(cuda_device *d, const score_call &c, int64_t first, int64_t rows, score_use use, int64_t stride,
                        float *scores, uint32_t *active = nullptr);
 

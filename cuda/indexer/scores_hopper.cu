@@ -1,12 +1,12 @@
 /* Scores of 32 bf16 heads of 128 columns on Hopper's tensor cores.
  *
- * A block keeps the queries of 16 rows in shared memory and streams keys past them, 64 at a time. Four warpgroups have four
- * rows each and multiply keys [64, 128] by the heads of these rows [128, 4 * 32]: a thread then holds a quarter of the heads
- * of two keys, folds them with relu and weight, and four threads add up. The warpgroups take turns, so that the product of
- * one runs while the others fold; a warp loads. No score leaves the chip before it is whole.
+ * A block keeps the queries of 16 rows in shared memory and streams keys past them, 64 at a time. Four warpgroups have
+ * four rows each and multiply keys [64, 128] by the heads of these rows [128, 4 * 32]: a thread then holds a quarter of
+ * the heads of two keys, folds them with relu and weight, and four threads add up. The warpgroups take turns, so that
+ * the product of one runs while the others fold; a warp loads. No score leaves the chip before it is whole.
  *
- * The work is cut on the device: tiles of 16 rows see ranges of keys, and all pairs of (tile, 64 keys) in order are shared
- * out evenly among the blocks. */
+ * The work is cut on the device: tiles of 16 rows see ranges of keys, and all pairs of (tile, 64 keys) in
+ * order are shared out evenly among the blocks. */
 #include "device/tensor_map.cuh"
 #include "grouped_gemm/tensor.cuh"
 #include "indexer/scores.cuh"

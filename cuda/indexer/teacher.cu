@@ -1,9 +1,10 @@
 /* p = mean over heads of exp(q k^T scale - lse), and lse where no attention has left one.
  *
  * A block has 128 rows and 128 keys, 64 rows for either of two warpgroups, whose products follow one another 64 columns
- * at a time. For p the keys stay and the heads change, so the sum over heads never leaves the registers; for lse the head
- * stays and the keys change. Four blocks work together on 256 rows and 256 keys: either half of a block's queries or keys
- * is brought by one of the two that need it, for both. Block `rank` of the four has rows rank % 2 and keys rank / 2. */
+ * at a time. For p the keys stay and the heads change, so the sum over heads never leaves the registers;
+ * for lse the head stays and the keys change. Four blocks work together on 256 rows and 256 keys: either
+ * half of a block's queries or keys is brought by one of the two that need it, for both. Block `rank` of
+ * the four has rows rank % 2 and keys rank / 2. */
 #include "indexer/teacher.cuh"
 
 #include "attention/hopper.cuh"

@@ -1,10 +1,11 @@
-/* A block a row. Every element has a place of its own in the order: 64 bits, the score's rank (fp32 scores map to integers of
- * the same order) above the position counted backwards. The lowest place that is selected is found digit by digit:
+/* A block a row. Every element has a place of its own in the order: 64 bits, the score's rank (fp32
+ * scores map to integers of the same order) above the position counted backwards. The lowest place
+ * that is selected is found digit by digit:
  *
- * The row is read once for a histogram of the first digit, 11 bits, and again to mark in a bitmap what lies above the digit
- * of the k-th, and to list what shares it; the list, some hundred elements, gives the other digits. Where the list overflows
- * (many scores alike in their leading bits, or equal) further digits come from histograms of the row. Ties need no care of
- * their own: positions are digits too. The bitmap then yields the positions in order.
+ * The row is read once for a histogram of the first digit, 11 bits, and again to mark in a bitmap what lies above the
+ * digit of the k-th, and to list what shares it; the list, some hundred elements, gives the other digits. Where the
+ * list overflows (many scores alike in their leading bits, or equal) further digits come from histograms of the row.
+ * Ties need no care of their own: positions are digits too. The bitmap then yields the positions in order.
  *
  * The issue of instructions limits this, not memory; hence the two readings do as little as they can for an element. */
 #include "indexer/topk.cuh"
@@ -50,14 +51,15 @@ __host__ __device__ constexpr int shift_of(int digit) /* bits below it */
 }
 __host__ __device__ constexpr int bits_of(int digit) { return digit % 3 == 2 ? 10 : 11; }
 
-/* What is known of the k-th best place: its leading bits, how many of the places that share them are to be taken, and how
- * many there are. */
+/* What is known of the k-th best place: its leading bits, how many of the places that share them
+ * are to be taken, and how many there are. */
 struct narrowed {
     uint64_t prefix;
     int need, count;
 };
 
-/* One row: the positions first .. end - 1, from `base` on, a multiple of BLOCK. aligned: so are the addresses of quads. */
+/* One row: the positions first .. end - 1, from `base` on, a multiple of BLOCK. aligned: so are the addresses of
+ * quads. */
 struct row {
     const float *scores;
     int base, first, end;
@@ -76,8 +78,8 @@ __device__ __forceinline__ void read_quad(const row &r, int at, int to, float (&
     }
 }
 
-/* Calls visit(scores, position of the first) for every quad of a lane, whole warps at a time; positions that the row does not
- * have score -inf. */
+/* Calls visit(scores, position of the first) for every quad of a lane, whole warps at a time;
+ * positions that the row does not have score -inf. */
 template <int THREADS, class F>
 __device__ __forceinline__ void each_quad(const row &r, int from, int to, F &&visit)
 {
@@ -100,8 +102,8 @@ struct on_chip {
     bool overflow;
 };
 
-/* `at` learns the digit that the bins have counted, and the bins are emptied. Returns how many were counted; if fewer than
- * needed, `at` stays. Begins and ends with a barrier. */
+/* `at` learns the digit that the bins have counted, and the bins are emptied. Returns how many were counted; if fewer
+ * than needed, `at` stays. Begins and ends with a barrier. */
 template <int THREADS>
 __device__ int learn_digit(on_chip *s, narrowed *at, int digit)
 {
@@ -223,8 +225,8 @@ __device__ __forceinline__ void append(list *l, uint32_t candidates, float score
     l->count += __popc(candidates);
 }
 
-/* Marks what lies above the digits found, lists what shares them. false: too many to list. LEADING: the first digit alone is
- * known, which is a matter of scores. */
+/* Marks what lies above the digits found, lists what shares them. false: too many to list. LEADING: the first digit
+ * alone is known, which is a matter of scores. */
 template <int THREADS, bool LEADING>
 __device__ bool collect(on_chip *s, const row &r, const narrowed &at, int digit, bool mark, uint32_t *bitmap, list *l)
 {

@@ -1,8 +1,8 @@
-/* RMSNorm and LayerNorm with their backward (model.md 2, 2.3), statistics in fp32. Here: a block a row, any type and width;
- * held.cuh has bf16 rows that fit in registers.
+/* RMSNorm and LayerNorm with their backward (model.md 2, 2.3), statistics in fp32. Here: a block a row, any type and
+ * width; held.cuh has bf16 rows that fit in registers.
  *
- * Gradients of gain and bias are sums over rows: each of at most BLOCKS blocks sums its rows in order, then the blocks are
- * added in order. How many blocks there are depends on the number of rows alone. */
+ * Gradients of gain and bias are sums over rows: each of at most BLOCKS blocks sums its rows in order, then the
+ * blocks are added in order. How many blocks there are depends on the number of rows alone. */
 #include "norm/held_backward.cuh"
 
 namespace {
@@ -93,8 +93,8 @@ void forward(cuda_device *d, const struct norm *n, const void *x, const void *ga
 
 /* ---- backward ---- */
 
-/* With g = gain * dy and h = (x - mean) rstd: dx = rstd (g - mean(g) - h mean(g h)); mean(g) counts for LayerNorm alone.
- * What a thread reads of dy it also writes to dx, and nobody else does: dx may be dy. */
+/* With g = gain * dy and h = (x - mean) rstd: dx = rstd (g - mean(g) - h mean(g h)); mean(g) counts for LayerNorm
+ * alone. What a thread reads of dy it also writes to dx, and nobody else does: dx may be dy. */
 template <class T, int V, bool LAYER>
 __device__ void backward_row(const struct norm &n, const T *x, const T *gain, float mean, float rstd, const T *dy, T *dx,
                              float *dgain, float *dbias)
@@ -160,8 +160,8 @@ __global__ __launch_bounds__(THREADS) void backward_kernel(const struct norm n, 
     for (int64_t j = threadIdx.x; j < (LAYER ? 2 : 1) * n.width; j += THREADS) own[j] = shared[j];
 }
 
-/* to[j] += sum over blocks; blockIdx.y: gain or bias. A warp has 32 columns, and each warp of a block a share of the blocks,
- * so that enough loads are under way; shares are added in order. */
+/* to[j] += sum over blocks; blockIdx.y: gain or bias. A warp has 32 columns, and each warp of a block a share of the
+ * blocks, so that enough loads are under way; shares are added in order. */
 __global__ __launch_bounds__(ADD_THREADS) void add_blocks_kernel(int blocks, int64_t width, const float *partial,
                                                                  float *dgain, float *dbias)
 {

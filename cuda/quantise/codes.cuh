@@ -121,8 +121,8 @@ __device__ __forceinline__ float2 decode_pair(uint32_t codes)
 }
 
 /* Scales of COUNT blocks that LANES neighbours of a warp share: most[i] is the lane's part of block i, by[i] gets what
- * encodes it. Lanes halve the blocks between them at each step, so that a scale is made by one or two of them and not by
- * all, and store(i, scale) is called by one. */
+ * encodes it. Lanes halve the blocks between them at each step, so that a scale is made by one or two of them and not
+ * by all, and store(i, scale) is called by one. */
 template <int LANES, int COUNT, class Store>
 __device__ __forceinline__ void agree(int format, bool e5m2, float global, uint32_t (&most)[COUNT], float (&by)[COUNT],
                                       Store store)

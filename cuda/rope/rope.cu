@@ -1,5 +1,6 @@
-/* Rotary position (model.md 2, "RoPE tables"), and one row for all heads and back. Where rows are pieces of 8 bf16 columns at
- * 16-byte addresses, a block is a grid of pieces, heads and rows (`tiling`); elsewhere a thread has a pair or a column. */
+/* Rotary position (model.md 2, "RoPE tables"), and one row for all heads and back. Where rows are pieces
+ * of 8 bf16 columns at 16-byte addresses, a block is a grid of pieces, heads and rows (`tiling`);
+ * elsewhere a thread has a pair or a column. */
 #include <initializer_list>
 
 #include "device/element.cuh"
@@ -43,7 +44,8 @@ bool in_pieces(glm52_dtype type, std::initializer_list<int64_t> strides, std::in
     return good;
 }
 
-/* A block of x = pieces of a head, y = heads at once, z = rows; all powers of two but x. A thread shall have `each` heads. */
+/* A block of x = pieces of a head, y = heads at once, z = rows; all powers of two but
+ * x. A thread shall have `each` heads. */
 bool tiling(int64_t rows, int64_t columns, int32_t heads, int each, dim3 *grid, dim3 *block)
 {
     const int64_t pieces = columns / WIDE;

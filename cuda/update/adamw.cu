@@ -20,8 +20,8 @@ void clip(struct stream *s, const double *squares, float limit, float *norm, flo
     launched(device_of(s), "clip");
 }
 
-/* Types of the weight, of its rounded copy (NULL: none), of the gradient and of the moments. What is loaded before a skipped
- * update is known to be one is not used. */
+/* Types of the weight, of its rounded copy (NULL: none), of the gradient and of the moments. What is loaded before a
+ * skipped update is known to be one is not used. */
 template <class W, class Copy, class G, class M, int V>
 __global__ __launch_bounds__(THREADS) void adamw_kernel(const struct adamw a, const float *rates, const float *coefficient,
                                                         const G *gradient, M *m, M *v, W *w, Copy *copy)

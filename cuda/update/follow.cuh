@@ -3,8 +3,8 @@
 
 #include "device/device.cuh"
 
-/* At the start of a kernel: the next may be launched as soon as all blocks of this one have got here; and nothing that earlier
- * kernels wrote may be read, nor what they read be written, before this. */
+/* At the start of a kernel: the next may be launched as soon as all blocks of this one have got here; and nothing
+ * that earlier kernels wrote may be read, nor what they read be written, before this. */
 __device__ __forceinline__ void follow()
 {
     asm volatile("griddepcontrol.launch_dependents;\ngriddepcontrol.wait;" ::: "memory");

@@ -45,8 +45,8 @@ __device__ __forceinline__ void stage_halves(const float *d, uint32_t block)
     }
 }
 
-/* Moves the weights at `row` (of a warpgroup) and `column` by its 64 x COLUMNS sums; what lies outside rows x columns is left
- * out. A thread has pairs of neighbouring columns of two rows. */
+/* Moves the weights at `row` (of a warpgroup) and `column` by its 64 x COLUMNS sums; what lies outside rows x columns
+ * is left out. A thread has pairs of neighbouring columns of two rows. */
 template <int COLUMNS, class W>
 __device__ __forceinline__ void move_weights(const float (&d)[COLUMNS / 2], const half_update &u, int row, int column, int rows,
                                              int columns, int matrix)

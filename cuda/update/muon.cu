@@ -1,6 +1,7 @@
-/* Muon (training.md 4.1): momentum, orthogonalisation by Newton-Schulz, decoupled decay. Blocks of more rows than columns are
- * not transposed: their products are taken from the other side. A skipped update still multiplies, and changes nothing. This
- * file has the plain way, which is fp32 throughout and takes any shape; muon_half.cu has the fast one. */
+/* Muon (training.md 4.1): momentum, orthogonalisation by Newton-Schulz, decoupled decay. Blocks of more
+ * rows than columns are not transposed: their products are taken from the other side. A skipped update
+ * still multiplies, and changes nothing. This file has the plain way, which is fp32 throughout and takes
+ * any shape; muon_half.cu has the fast one. */
 #include "dense/matmul.cuh"
 #include "update/muon.cuh"
 
@@ -45,7 +46,8 @@ __device__ int64_t row_at(const struct muon &m, int64_t block, int64_t row)
     return block * m.stride + row / m.group_rows * m.group_stride + row % m.group_rows * m.columns;
 }
 
-/* Moves the momentum of a slab of rows (blockIdx.x) of a block (blockIdx.y), writes the update and its sum of squares. */
+/* Moves the momentum of a slab of rows (blockIdx.x) of a block (blockIdx.y), writes the update and its sum of
+ * squares. */
 template <class G, class M>
 __global__ __launch_bounds__(THREADS) void start_kernel(const struct muon m, const batch w, const muon_arrays a, int64_t first)
 {

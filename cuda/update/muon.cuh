@@ -28,8 +28,8 @@ struct muon_momentum {
     }
 };
 
-/* The way for blocks whose parameter is BF16: products in half precision. Takes them if rows and gaps are multiples of 16
- * bytes; else, and in fp32, muon.cu multiplies plainly. */
+/* The way for blocks whose parameter is BF16: products in half precision. Takes them if rows and gaps are multiples
+ * of 16 bytes; else, and in fp32, muon.cu multiplies plainly. */
 bool muon_takes_half(const struct muon *m);
 size_t muon_half_bytes(const struct muon *m);
 /* false: nothing was done, since an address is no multiple of 16 bytes. */

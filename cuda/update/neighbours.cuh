@@ -1,6 +1,6 @@
-/* Passes over arrays of any mixture of types, at the speed of memory: a thread takes a few neighbours, 16 bytes of the widest
- * type, so that every access of a warp is one run of bytes; short runs twice, a block apart, all loads before the first
- * store. */
+/* Passes over arrays of any mixture of types, at the speed of memory: a thread takes a few neighbours, 16
+ * bytes of the widest type, so that every access of a warp is one run of bytes; short runs twice, a block
+ * apart, all loads before the first store. */
 #pragma once
 
 #include "device/element.cuh"

@@ -1,13 +1,13 @@
-/* Products of matrices in half precision on Hopper's tensor cores, sums in fp32: c = alpha a b + beta d + gamma I, for a batch
- * of matrices that follow one another. Rows and columns of every matrix are multiples of 8. */
+/* Products of matrices in half precision on Hopper's tensor cores, sums in fp32: c = alpha a b + beta d + gamma I,
+ * for a batch of matrices that follow one another. Rows and columns of every matrix are multiples of 8. */
 #pragma once
 
 #include <cuda_fp16.h>
 
 #include "device/device.cuh"
 
-/* What a product is for: W = (1 - lr decay) W - lr scale c, nothing where *coefficient is negative. Row i of matrix b of W lies
- * at b stride + i / group_rows group_stride + i % group_rows n. */
+/* What a product is for: W = (1 - lr decay) W - lr scale c, nothing where *coefficient is negative. Row i of matrix b
+ * of W lies at b stride + i / group_rows group_stride + i % group_rows n. */
 struct half_update {
     const float *rates, *coefficient;
     float decay, scale;

@@ -1,5 +1,5 @@
-/* Checked builds: a released handle stays where it was for a while, marked, so that a later use of the pointer can be told
- * from a use of another handle. The memory is the C library's, for it may outlive the host's allocator. */
+/* Checked builds: a released handle stays where it was for a while, marked, so that a later use of the pointer can be
+ * told from a use of another handle. The memory is the C library's, for it may outlive the host's allocator. */
 #include "api/object.h"
 
 #if GLM52_CHECKED

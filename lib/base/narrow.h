@@ -76,8 +76,8 @@ NARROW float e5m2_to_f32(uint8_t code)
 }
 
 /* In the low half of a byte. The sign of what rounds to 0 is kept. A NaN, which the format lacks, is 6. Codes go up in
- * steps of 1/2 to 2, of 1 to 4 and of 2 to 6, and the least of the three counts is right; 2^23 makes each addition round
- * to a whole number, which the last bits hold. */
+ * steps of 1/2 to 2, of 1 to 4 and of 2 to 6, and the least of the three counts is right; 2^23 makes each addition
+ * round to a whole number, which the last bits hold. */
 NARROW uint8_t f32_to_e2m1(float value)
 {
     const uint32_t bits = narrow_bits(value);

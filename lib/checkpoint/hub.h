@@ -1,4 +1,5 @@
-/* A model as a hub directory: config.json and safetensors under the hub's names, one tensor per expert and projection. */
+/* A model as a hub directory: config.json and safetensors under the hub's names, one tensor per expert and
+ * projection. */
 #ifndef GLM52_CHECKPOINT_HUB_H
 #define GLM52_CHECKPOINT_HUB_H
 

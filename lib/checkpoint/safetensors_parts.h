@@ -41,8 +41,8 @@ struct safetensors_output {
     int placed, kept; /* renamed to final; the older file is at `aside` */
 };
 
-/* Puts finished files in the place of what the directory has under this stem: shards, the companion, and the index last if
- * there are several shards.
+/* Puts finished files in the place of what the directory has under this stem: shards, the companion, and
+ * the index last if there are several shards.
  * On failure the directory loads as before (one exception, see there) and the files are under their temporary names. */
 glm52_status safetensors_replace(struct host *host, const char *directory, const char *stem,
                                  struct safetensors_output *output, int shards, int outputs);

@@ -1,5 +1,5 @@
-/* Writes safetensors: one file, or shards and an index. The header of a shard is known before its data, so every file is
- * written once, from front to back. */
+/* Writes safetensors: one file, or shards and an index. The header of a shard is known before its data, so every
+ * file is written once, from front to back. */
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdlib.h>

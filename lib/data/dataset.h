@@ -1,6 +1,6 @@
 /* Text -> documents -> packs. Pack number n of the training split is a pure function of (text, options, seed, n):
- * documents are shuffled anew each epoch by counter-based random numbers and laid one after another; pack n holds tokens
- * n * pack_tokens .. of that stream, cut into documents. */
+ * documents are shuffled anew each epoch by counter-based random numbers and laid one after another; pack n holds
+ * tokens n * pack_tokens .. of that stream, cut into documents. */
 #ifndef GLM52_DATA_DATASET_H
 #define GLM52_DATA_DATASET_H
 

@@ -34,8 +34,8 @@ void input_layout(const struct model_config *c, int depths, struct plan *p, stru
     plan_keep(p, &layout->frequency, GLM52_DTYPE_F32, 1, layout->half);
 }
 
-/* Is the label that row t predicts at depth d (-1: the trunk) inside its document and not masked? The label of the trunk
- * at row t + 1 + d is the same token. */
+/* Is the label that row t predicts at depth d (-1: the trunk) inside its document and not masked? The label of the
+ * trunk at row t + 1 + d is the same token. */
 static int has_label(const struct pack *p, int64_t t, int64_t end, int d)
 {
     return t + 1 + d < end && p->label[t + 1 + d] >= 0 && p->mask[t + 1 + d] > 0;

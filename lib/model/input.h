@@ -59,9 +59,9 @@ void input_layout(const struct model_config *c, int depths, struct plan *p, stru
 void input_count(const struct pack *pack, int depths, struct input_count *sum); /* adds to *sum */
 /* What all packs have in common; once the memory is there. */
 void input_open(struct model *m, const struct input_plan *layout, unsigned char *const base[REGIONS]);
-/* Sends the pack to the device. Addresses and all else in `out` depend on its rows and the number of its sequences alone,
- * but for the pairs that only a tally reads. out[0] is the trunk's view; out[1 + d] that of MTP depth d: row t reads token
- * t + 1 + d of its document and predicts the one after, rows beyond the document take part in nothing. */
+/* Sends the pack to the device. Addresses and all else in `out` depend on its rows and the number of its sequences
+ * alone, but for the pairs that only a tally reads. out[0] is the trunk's view; out[1 + d] that of MTP depth d: row t
+ * reads token t + 1 + d of its document and predicts the one after, rows beyond the document take part in nothing. */
 void input_upload(struct model *m, const struct input_plan *layout, unsigned char *const base[REGIONS],
                   struct input_stage *stage, const struct pack *pack, const struct input_scale *scale, struct input *out);
 /* Builds the rotary tables of the views, on the device. */

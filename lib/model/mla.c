@@ -1,5 +1,5 @@
-/* Multi-head latent attention: projections in and out, around the attention of attention.c; model.md 2.2. Rows of q_b per
- * head: no-position, then rotary; rows of kv_b per head: K, then V. */
+/* Multi-head latent attention: projections in and out, around the attention of attention.c; model.md 2.2. Rows of q_b
+ * per head: no-position, then rotary; rows of kv_b per head: K, then V. */
 #include "model/parts.h"
 
 static int64_t qk_width(const struct mla *m)

@@ -95,8 +95,8 @@ static uint64_t pieces_of(const struct parameter *p)
     return (p->count + PIECE - 1) / PIECE;
 }
 
-/* One thread sends its piece while the others make theirs. The lock is this call's: a named critical section is a symbol of
- * the whole program. */
+/* One thread sends its piece while the others make theirs. The lock is this call's: a named critical
+ * section is a symbol of the whole program. */
 static void initialize(struct model *m, const struct parameter *p, unsigned char *buffers)
 {
     struct random_key key = random_key((uint64_t)m->config.train.seed, p->name);

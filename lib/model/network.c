@@ -277,8 +277,8 @@ static void tap_logits(const struct network *n, const struct pass *f, const void
     tap(f, "logits", -1, GLM52_DTYPE_F32, w->shape[0], f->tap->scores);
 }
 
-/* Cross-entropy of `hidden` under the view's labels: *sum += weighted losses; hit unless NULL; with gradients dx, and dw
- * unless NULL. */
+/* Cross-entropy of `hidden` under the view's labels: *sum += weighted losses; hit unless
+ * NULL; with gradients dx, and dw unless NULL. */
 static void cross_entropy(const struct network *n, const struct pass *f, const void *hidden, float *hit, void *dx, void *dw,
                           double *sum)
 {

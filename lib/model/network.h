@@ -48,13 +48,14 @@ glm52_status network_open(struct model *m, int64_t rows, enum keep keep, struct 
 void network_close(struct network *n);
 /* Device memory that network_open() would take; 0 if the host has none to find out. */
 uint64_t network_bytes(struct model *m, int64_t rows, enum keep keep);
-/* Sends a pack for the next pass. The pass itself has no other arguments than what lies on the device, the pack's rows, the
- * number of its sequences, in auxiliary losses `packs` of the scale, and `first`: where those return, a recorded pass can
- * be replayed. */
+/* Sends a pack for the next pass. The pass itself has no other arguments than what lies on the device, the
+ * pack's rows, the number of its sequences, in auxiliary losses `packs` of the scale, and `first`: where those
+ * return, a recorded pass can be replayed. */
 void network_feed(struct network *n, const struct pack *pack, const struct input_scale *scale);
 void network_pass(struct network *n, int backward, const struct tap *tap);
 /* Both: runs the pack forward, adding to `sum`. With `backward`, gradients of the losses are added to the parameters',
- * or take their place in a `first` pass (keep must not be KEEP_NOTHING). The MTP depths run if the config trains them. */
+ * or take their place in a `first` pass (keep must not be KEEP_NOTHING). The MTP depths run if the config trains
+ * them. */
 void network_run(struct network *n, const struct pack *pack, const struct input_scale *scale, int backward,
                  const struct tap *tap);
 /* Assignments to experts that one token makes in a pass, the MTP depths included. */

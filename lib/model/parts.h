@@ -42,8 +42,8 @@ void attention_plan(struct mla *m, struct stream *s, struct plan *p);
 void attention_forward(const struct mla *m, const struct pass *f, const int32_t *selected);
 /* Absorbed queries and the outputs of the heads, from what was kept. */
 void attention_restore(const struct mla *m, const struct pass *b);
-/* From dout to dq [rows,heads,qk] before rotation and dkv [rows,kv_rank+rope] fp32, rope part still rotated; gradient of
- * kv_b. */
+/* From dout to dq [rows,heads,qk] before rotation and dkv [rows,kv_rank+rope] fp32,
+ * rope part still rotated; gradient of kv_b. */
 void attention_backward(const struct mla *m, const struct pass *b, const int32_t *selected, float *target);
 struct sparse_mla attention_shape(const struct mla *m, int64_t rows, double pairs);
 /* The rotary columns of `heads` heads: `width` columns per head in x, `out` in y, starting at the given columns. */
@@ -70,8 +70,8 @@ struct indexer_part {
 void indexer_plan(struct indexer_part *m, const struct mla *teacher, struct stream *s, struct plan *p);
 void indexer_project(const struct indexer_part *m, const struct pass *f, const void *u, const void *q_latent);
 void indexer_select(const struct indexer_part *m, const struct pass *f, int32_t *selected);
-/* kl of each row, gradients of the five parameters, *total (fp64) += sum of weighted kl. sparse: `selected` and the target
- * in slots.target; dense: from the teacher. */
+/* kl of each row, gradients of the five parameters, *total (fp64) += sum of weighted kl. sparse: `selected` and the
+ * target in slots.target; dense: from the teacher. */
 void indexer_learn(const struct indexer_part *m, const struct pass *b, const struct mla *teacher, const void *u,
                    const void *q_latent, const int32_t *selected, double *total);
 
@@ -136,7 +136,8 @@ struct layer {
 void layer_plan(struct layer *m, struct stream *s, struct plan *p);
 /* x [rows,hidden] -> y; `selected` is written by layers that index and read by the others. */
 void layer_forward(const struct layer *m, const struct pass *f, const void *x, int32_t *selected, void *y);
-/* Before its backward: makes again what was not kept. `selected` stands; y is written where the whole layer runs again. */
+/* Before its backward: makes again what was not kept. `selected` stands; y is written where the whole layer runs
+ * again. */
 void layer_restore(const struct layer *m, struct pass *b, const void *x, int32_t *selected, void *y);
 /* dx holds the gradient of y and becomes that of x. */
 void layer_backward(const struct layer *m, const struct pass *b, const void *x, const int32_t *selected, void *dx);

@@ -1,8 +1,8 @@
 /* Where a pass keeps its arrays. The parts declare them in the order in which they will run, before the first step;
  * afterwards addresses do not move.
  *
- * Three regions: kept (from forward to backward), replayed (what backward makes again, or what a layer needs between its
- * own forward and backward; one layer's worth), temporary (dead at the end of the part). */
+ * Three regions: kept (from forward to backward), replayed (what backward makes again, or what a layer needs between
+ * its own forward and backward; one layer's worth), temporary (dead at the end of the part). */
 #ifndef GLM52_MODEL_PLAN_H
 #define GLM52_MODEL_PLAN_H
 
@@ -10,7 +10,8 @@
 
 enum plan_region { REGION_KEPT, REGION_REPLAYED, REGION_TEMPORARY, REGIONS };
 
-/* What survives from a layer's forward to its backward: all, all but what is cheap to make again, its input, nothing. */
+/* What survives from a layer's forward to its backward: all, all but what is cheap to make again, its input,
+ * nothing. */
 enum keep { KEEP_ALL, KEEP_DEAR, KEEP_INPUTS, KEEP_NOTHING };
 
 struct slot {

@@ -1,4 +1,5 @@
-/* Finds and opens libglm52-cuda.so: beside the file this code is in, else wherever the loader looks. Once open, it stays. */
+/* Finds and opens libglm52-cuda.so: beside the file this code is in, else wherever the
+ * loader looks. Once open, it stays. */
 #include "ops/cuda.h"
 #include "ops/cpu/cpu.h"
 

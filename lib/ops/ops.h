@@ -42,8 +42,8 @@ struct stream {
 };
 
 /* c[m,n] (+)= a[m,k] b[k,n], `batch` times with the given strides (elements). a is stored [k,m] if transpose_a,
- * b is stored [n,k] if transpose_b. fp32 accumulation. batch = 1 ignores the strides. An fp32 operand beside a bf16 one may
- * count as bf16 where c is bf16, and as the sum of two bf16 numbers, which lose 2^-18 of it, where c is fp32. */
+ * b is stored [n,k] if transpose_b. fp32 accumulation. batch = 1 ignores the strides. An fp32 operand beside a bf16 one
+ * may count as bf16 where c is bf16, and as the sum of two bf16 numbers, which lose 2^-18 of it, where c is fp32. */
 struct gemm {
     int64_t m, n, k, lda, ldb, ldc;
     int64_t batch, stride_a, stride_b, stride_c;
@@ -88,8 +88,8 @@ struct embed {
     glm52_dtype type, gradient; /* gradient: of the table, F32 or BF16 */
 };
 
-/* Lightning indexer (model.md 2.3): score[t,u] = sum_h weight[t,h] * relu(q[t,h] . key[u]); scales are in weight. q and key
- * are 16-byte aligned. */
+/* Lightning indexer (model.md 2.3): score[t,u] = sum_h weight[t,h] * relu(q[t,h] . key[u]); scales are
+ * in weight. q and key are 16-byte aligned. */
 struct indexer {
     int64_t rows, keys;
     int32_t heads, width, k;
@@ -147,8 +147,8 @@ struct swiglu {
     glm52_dtype type;
 };
 
-/* Auxiliary losses of the router (training.md 5): balance = coefficient * E / (k T^2) * sum_e count_e * sum_t s'[t,e] for
- * each sequence, averaged over the sequences that have rows; z = z_coefficient * mean_t logsumexp(z_t)^2. */
+/* Auxiliary losses of the router (training.md 5): balance = coefficient * E / (k T^2) * sum_e count_e * sum_t s'[t,e]
+ * for each sequence, averaged over the sequences that have rows; z = z_coefficient * mean_t logsumexp(z_t)^2. */
 struct route_auxiliary {
     int64_t rows;
     int32_t experts, k, sequences;
@@ -227,9 +227,9 @@ struct adamw {
 
 enum { MUON_STEPS = 16 };
 
-/* Muon on `batch` blocks of equal shape (training.md 4.1), each orthogonalised and scaled on its own. Row i, column j of
- * block b lies at b * stride + i / group_rows * group_stride + i % group_rows * columns + j, in the gradient, momentum,
- * master and parameter alike; a block of rows that follow one another has group_rows = rows. */
+/* Muon on `batch` blocks of equal shape (training.md 4.1), each orthogonalised and scaled on its own. Row i, column j
+ * of block b lies at b * stride + i / group_rows * group_stride + i % group_rows * columns + j, in the gradient,
+ * momentum, master and parameter alike; a block of rows that follow one another has group_rows = rows. */
 struct muon {
     int64_t batch, stride, rows, columns, group_rows, group_stride;
     float momentum, decay, scale;        /* scale: of the orthogonalised block, 0.2 sqrt(max(rows, columns)) */
@@ -263,15 +263,16 @@ struct ops {
     void (*mark)(struct stream *s, int moment);
     double (*elapsed)(struct stream *s, int from, int to);
     void (*close)(struct stream *s);
-    /* Between the two, what the stream's tally counts is timed as well: each operation until the next one begins. time_end
-     * waits. NULL where count_end() takes the time, or nothing takes any. */
+    /* Between the two, what the stream's tally counts is timed as well: each operation until the next one begins.
+     * time_end waits. NULL where count_end() takes the time, or nothing takes any. */
     glm52_status (*time_begin)(struct stream *s);
     glm52_status (*time_end)(struct stream *s);
 
     /* ---- recorded launches; NULL where a device has none ---- */
     /* Between the two, operations are recorded and do not run; uploads, downloads and synchronize are not allowed. All
-     * arguments of the operations are kept as they are; what changes from replay to replay lies in device memory. The same
-     * operations, with the same shapes, must have run before: what a device sets up at first use is not recorded. */
+     * arguments of the operations are kept as they are; what changes from replay to replay lies in
+     * device memory. The same operations, with the same shapes, must have run before: what a
+     * device sets up at first use is not recorded. */
     glm52_status (*record)(struct stream *s);
     glm52_status (*recorded)(struct stream *s, void **graph);
     void (*replay)(struct stream *s, void *graph);
@@ -311,8 +312,8 @@ struct ops {
     void (*spread_heads)(struct stream *s, const struct spread *r, const void *x, void *y);
     /* x[t] = sum over h of y[t,h], fp32. */
     void (*sum_heads)(struct stream *s, const struct spread *r, const void *y, float *x);
-    /* A negative token stands for none: its row is 0 and passes nothing back. backward adds the sum of a token's rows, in
-     * fp32, to its row of dtable. */
+    /* A negative token stands for none: its row is 0 and passes nothing back. backward adds the sum of a
+     * token's rows, in fp32, to its row of dtable. */
     void (*embed_forward)(struct stream *s, const struct embed *e, const int32_t *token, const void *table, void *y);
     void (*embed_backward)(struct stream *s, const struct embed *e, const int32_t *token, const void *dy, void *dtable);
 
@@ -337,7 +338,8 @@ struct ops {
      *   lse      [rows,heads] fp32           natural log; +inf where a row has no key
      * backward writes dq like q and dkv [keys,kv_rank+rope] fp32 (overwritten); target [rows,k] fp32, if not NULL,
      * gets the mean over heads of each selected key's probability (0 at -1).
-     * sparse_mla_target makes that target where no backward runs: exp(logit - lse), by one product of queries and keys. */
+     * sparse_mla_target makes that target where no backward runs: exp(logit - lse), by one product of queries and
+     * keys. */
     void (*sparse_mla_forward)(struct stream *s, const struct sparse_mla *a, const void *q, const void *kv,
                                const int32_t *selected, void *out, float *lse, void *workspace);
     size_t (*sparse_mla_forward_bytes)(struct stream *s, const struct sparse_mla *a);
@@ -349,8 +351,8 @@ struct ops {
                               const int32_t *selected, const float *lse, float *target, void *workspace);
     size_t (*sparse_mla_target_bytes)(struct stream *s, const struct sparse_mla *a);
 
-    /* q [rows,heads,qk], k [keys,heads,qk], v [keys,heads,v], out [rows,heads,v], lse [rows,heads] fp32 (+inf: no key). Row t
-     * sees keys start[t] .. end[t] - 1. backward overwrites dq, dk, dv (the type of the others). */
+    /* q [rows,heads,qk], k [keys,heads,qk], v [keys,heads,v], out [rows,heads,v], lse [rows,heads] fp32 (+inf: no
+     * key). Row t sees keys start[t] .. end[t] - 1. backward overwrites dq, dk, dv (the type of the others). */
     size_t (*dense_attention_forward_bytes)(struct stream *s, const struct dense_attention *a);
     void (*dense_attention_forward)(struct stream *s, const struct dense_attention *a, const void *q, const void *k,
                                     const void *v, const int32_t *start, const int32_t *end, void *out, float *lse,
@@ -367,10 +369,10 @@ struct ops {
      * The indexer's pairs are those of the support.
      * selected: the support is `selected`, p = target as sparse_mla_backward or _target gave it.
      * dense: the support is start .. end; p = mean over the teacher's heads of softmax(scale * teacher_q . teacher_key)
-     * over the support, teacher_q [rows,heads,width], teacher_key [keys,key_heads,width]. teacher_lse [rows,heads] is what
-     * dense_attention_forward left for these queries, keys and support: p = mean of exp(logit - lse), the attention's own
-     * probabilities. NULL where no attention has seen all of the support: lse is made here then. Never rows x keys of
-     * memory. */
+     * over the support, teacher_q [rows,heads,width], teacher_key [keys,key_heads,width]. teacher_lse
+     * [rows,heads] is what dense_attention_forward left for these queries, keys and support: p = mean of
+     * exp(logit - lse), the attention's own probabilities. NULL where no attention has seen all of the support:
+     * lse is made here then. Never rows x keys of memory. */
     size_t (*index_kl_selected_bytes)(struct stream *s, const struct indexer *i);
     void (*index_kl_selected)(struct stream *s, const struct indexer *i, const void *q, const void *key,
                               const float *weight, const int32_t *selected, const float *target, const float *row_weight,
@@ -389,19 +391,19 @@ struct ops {
                           int32_t *chosen, float *weight);
     void (*route_backward)(struct stream *s, const struct route *r, const float *logits, const int32_t *chosen,
                            const float *dweight, float *dlogits);
-    /* Auxiliary losses on the unbiased sigmoids: s' = s / (sum s + 1e-20), count_e of the k largest s (no bias). Sequence n
-     * is rows sequence[n] .. sequence[n+1] - 1; rows of no sequence take part in nothing. dlogits is added to; *loss
-     * (balance + z, fp64) is added to. running [experts+1], if not NULL (one sequence then): counts and rows of earlier
-     * calls, to which this one's are added before they take the place of its own. */
+    /* Auxiliary losses on the unbiased sigmoids: s' = s / (sum s + 1e-20), count_e of the k largest s (no bias).
+     * Sequence n is rows sequence[n] .. sequence[n+1] - 1; rows of no sequence take part in nothing. dlogits is added
+     * to; *loss (balance + z, fp64) is added to. running [experts+1], if not NULL (one sequence then): counts and
+     * rows of earlier calls, to which this one's are added before they take the place of its own. */
     void (*route_auxiliary)(struct stream *s, const struct route_auxiliary *a, const float *logits,
                             const int32_t *sequence, float *dlogits, double *loss, double *running);
-    /* counts[e] += assignments to expert e, of the rows with counted[t] != 0 (NULL: all). Whole numbers in fp32, exact to
-     * 2^24 per call and added in fp64: counts [experts] fp64. */
+    /* counts[e] += assignments to expert e, of the rows with counted[t] != 0 (NULL: all). Whole numbers in fp32,
+     * exact to 2^24 per call and added in fp64: counts [experts] fp64. */
     void (*count_experts)(struct stream *s, const struct route *r, const int32_t *chosen, const float *counted,
                           double *counts);
-    /* Each expert takes at most `capacity` assignments: those of lower rows, or with by_weight those of larger weight (ties:
-     * lower rows). The weight of the others becomes 0; their number is added to *dropped, if that is
-     * not NULL. */
+    /* Each expert takes at most `capacity` assignments: those of lower rows, or with by_weight
+     * those of larger weight (ties: lower rows). The weight of the others becomes 0; their number
+     * is added to *dropped, if that is not NULL. */
     void (*limit_capacity)(struct stream *s, const struct route *r, int64_t capacity, int32_t by_weight,
                            const int32_t *chosen, float *weight, double *dropped);
     /* x = 0 where mask = 0. */
@@ -409,8 +411,8 @@ struct ops {
     /* bias[e] += rate * sign(mean(counts) - counts[e]); nothing where coefficient is not NULL and *coefficient < 0. */
     void (*balance_bias)(struct stream *s, int32_t experts, float rate, const float *coefficient, const double *counts,
                          float *bias);
-    /* Stable counting sort of assignments row*k+j by expert. offsets [experts+1]; source [rows*k]: sorted slot -> row*k+j;
-     * place [rows*k]: row*k+j -> sorted slot. */
+    /* Stable counting sort of assignments row*k+j by expert. offsets [experts+1]; source [rows*k]: sorted slot ->
+     * row*k+j; place [rows*k]: row*k+j -> sorted slot. */
     size_t (*dispatch_sort_bytes)(struct stream *s, const struct dispatch *d);
     void (*dispatch_sort)(struct stream *s, const struct dispatch *d, const int32_t *chosen, int32_t *offsets,
                           int32_t *source, int32_t *place, void *workspace);
@@ -418,29 +420,30 @@ struct ops {
     void (*dispatch_spread)(struct stream *s, const struct dispatch *d, const int32_t *place, const void *x, void *y);
     void (*dispatch_collect)(struct stream *s, const struct dispatch *d, const int32_t *place, const void *x, void *y);
     /* gate_up [rows,2*width], gate columns first. act = silu(gate) * up * p, p = weight[source[row]], or 1 if weight is
-     * NULL. backward writes dgate_up, with weight dweight[source[row]], and act again unless it is NULL; act may be dact,
-     * and dgate_up may be gate_up. */
+     * NULL. backward writes dgate_up, with weight dweight[source[row]], and act again unless it is NULL; act
+     * may be dact, and dgate_up may be gate_up. */
     void (*swiglu_forward)(struct stream *s, const struct swiglu *g, const void *gate_up, const float *weight,
                            const int32_t *source, void *act);
     void (*swiglu_backward)(struct stream *s, const struct swiglu *g, const void *gate_up, const float *weight,
                             const int32_t *source, const void *dact, void *dgate_up, float *dweight, void *act);
 
     /* ---- loss ---- */
-    /* Fused head and cross-entropy in chunks of rows: loss[t] = logsumexp(x[t] W^T) - (x[t] W^T)[label[t]]; hit[t] (NULL: not
-     * wanted) = 1 where the largest logit of row t (the first, if several) is label[t], else 0. Both 0 where label[t] < 0.
-     * If dx is not NULL: gradient of sum_t weight[t] * loss[t]; dx overwritten, dw [vocabulary,width] added to in its own
-     * type, if that is bf16 with one rounding to nearest for each chunk (NULL: not wanted). weight counts as 0 where
-     * label < 0. With x in bf16 the logits may be rounded to bf16, but that of the label is not, and sums are fp32. */
+    /* Fused head and cross-entropy in chunks of rows: loss[t] = logsumexp(x[t] W^T) - (x[t] W^T)[label[t]]; hit[t]
+     * (NULL: not wanted) = 1 where the largest logit of row t (the first, if several) is label[t], else 0. Both 0
+     * where label[t] < 0. If dx is not NULL: gradient of sum_t weight[t] * loss[t]; dx overwritten, dw
+     * [vocabulary,width] added to in its own type, if that is bf16 with one rounding to nearest for each chunk
+     * (NULL: not wanted). weight counts as 0 where label < 0. With x in bf16 the logits may be rounded to bf16, but
+     * that of the label is not, and sums are fp32. */
     size_t (*head_loss_bytes)(struct stream *s, const struct head *h);
     void (*head_loss)(struct stream *s, const struct head *h, const void *x, const void *w, const int32_t *label,
                       const float *weight, float *loss, float *hit, void *dx, void *dw, void *workspace);
-    /* head_loss of the trunk and the total variation of its drafts, which look at the same logits of the trunk. alpha[d,t] =
-     * sum_v min(p, q), p = softmax of the trunk at row t + d + 1, q = softmax of draft d at row t; the drafts' loss[t] = 1 -
-     * mean over prefixes of the product of alphas. Rows where the drafts' weight is 0 have no complete chain: alpha and loss
-     * 0, whatever the trunk has there. The drafts' dx is overwritten: gradient of sum_t weight[t] * loss[t] through the
-     * drafts alone; NULL: not wanted. It jumps where q = p: side is 1 where q counts as no larger than p, else 0, 0 too
-     * in rows of weight 0; if `given`, the gradient takes it from there. With states in bf16 the logits may be rounded
-     * to bf16; sums are fp32. */
+    /* head_loss of the trunk and the total variation of its drafts, which look at the same logits of the trunk.
+     * alpha[d,t] = sum_v min(p, q), p = softmax of the trunk at row t + d + 1, q = softmax of draft d at row t; the
+     * drafts' loss[t] = 1 - mean over prefixes of the product of alphas. Rows where the drafts' weight is 0 have no
+     * complete chain: alpha and loss 0, whatever the trunk has there. The drafts' dx is overwritten: gradient of
+     * sum_t weight[t] * loss[t] through the drafts alone; NULL: not wanted. It jumps where q = p: side is 1 where q
+     * counts as no larger than p, else 0, 0 too in rows of weight 0; if `given`, the gradient takes it from there.
+     * With states in bf16 the logits may be rounded to bf16; sums are fp32. */
     size_t (*head_tv_bytes)(struct stream *s, const struct head_tv *h);
     void (*head_tv)(struct stream *s, const struct head_tv *h, const struct head_trunk *trunk,
                     const struct head_drafts *drafts, const void *w, void *workspace);
@@ -460,8 +463,8 @@ struct ops {
      * NVFP4_MODELOPT: code * (scale * G). A NaN code or scale gives NaN. */
     void (*dequantise)(struct stream *s, const struct quantised *q, const float *global, const void *codes,
                        const void *scales, void *y);
-    /* *out += sum x[i] * w[i] (w NULL: 1), respectively sum x[i]^2, x of either type, in fp64 in a fixed order; two squares of
-     * BF16, exact in fp32, may be added there. */
+    /* *out += sum x[i] * w[i] (w NULL: 1), respectively sum x[i]^2, x of either type, in fp64 in a fixed order; two
+     * squares of BF16, exact in fp32, may be added there. */
     size_t (*sum_bytes)(struct stream *s, int64_t count);
     void (*sum)(struct stream *s, int64_t count, const float *x, const float *w, double *out, void *workspace);
     void (*sum_squares)(struct stream *s, int64_t count, glm52_dtype type, const void *x, double *out, void *workspace);
@@ -470,21 +473,21 @@ struct ops {
     /* *norm = sqrt(*squares); *coefficient = min(1, limit / (norm + 1e-6)), 1 if limit <= 0; -1 if *squares is not
      * finite, which makes the updates below leave everything as it is. */
     void (*clip)(struct stream *s, const double *squares, float limit, float *norm, float *coefficient);
-    /* loss = the sum over the parts of the sum of each, in their order. *coefficient becomes -1 where the loss or *norm is
-     * not finite, and where spike and *mean_loss are above 0 and the loss is above spike * *mean_loss. Otherwise *mean_loss
-     * becomes fma(0.05, loss, 0.95 * *mean_loss), or the loss where it was not above 0. */
+    /* loss = the sum over the parts of the sum of each, in their order. *coefficient becomes -1 where the loss or
+     * *norm is not finite, and where spike and *mean_loss are above 0 and the loss is above spike * *mean_loss.
+     * Otherwise *mean_loss becomes fma(0.05, loss, 0.95 * *mean_loss), or the loss where it was not above 0. */
     void (*guard)(struct stream *s, const struct guard *g, const double *sums, const float *norm, double *mean_loss,
                   float *coefficient);
     /* g = gradient * *coefficient; moments m, v; W = W (1 - lr decay) - lr mh / (sqrt(vh) + epsilon);
-     * adamw_clip_lr.json states the formula. W is the fp32 master, of which the parameter is the rounded copy, or, where
-     * master = NULL, the parameter itself. Arithmetic is fp32; what is kept in BF16 is rounded to nearest when it is written,
-     * and the update is made of the moments before that. */
+     * adamw_clip_lr.json states the formula. W is the fp32 master, of which the parameter is the rounded copy, or,
+     * where master = NULL, the parameter itself. Arithmetic is fp32; what is kept in BF16 is rounded to nearest when
+     * it is written, and the update is made of the moments before that. */
     void (*adamw)(struct stream *s, const struct adamw *a, const float *rates, const float *coefficient,
                   const void *gradient, void *m, void *v, float *master, void *parameter);
     /* X = U / max(|U|_F, 1e-7), transposed if rows > columns; per iteration A = X X^T, X = a X + (b A + c A A) X;
-     * W = W (1 - lr decay) - lr scale X, W and roundings as for adamw, but U is made of the momentum as it is kept. fp32
-     * throughout where the parameter is F32; where it is BF16, products may be taken of operands in half precision, within
-     * the bounds of semantics.md. A block whose U is 0 only decays. */
+     * W = W (1 - lr decay) - lr scale X, W and roundings as for adamw, but U is made of the momentum as it is kept.
+     * fp32 throughout where the parameter is F32; where it is BF16, products may be taken of operands in half
+     * precision, within the bounds of semantics.md. A block whose U is 0 only decays. */
     size_t (*muon_bytes)(struct stream *s, const struct muon *m);
     void (*muon)(struct stream *s, const struct muon *m, const float *rates, const float *coefficient,
                  const void *gradient, void *momentum, float *master, void *parameter, void *workspace);
@@ -495,8 +498,8 @@ glm52_status stream_open_cpu(struct stream *s, struct host *host, int threads);
 glm52_status stream_open_meta(struct stream *s, struct host *host);
 /* UNSUPPORTED without the CUDA back end or a GPU it has code for, DEVICE where driver or device fail. */
 glm52_status stream_open_cuda(struct stream *s, struct host *host, int index);
-/* A stream of the CUDA back end for a meta stream to stand for, with no need of a GPU; nothing else may be done with it, and
- * it is not closed. *workspace: bytes that the device takes for itself. UNSUPPORTED without the back end. */
+/* A stream of the CUDA back end for a meta stream to stand for, with no need of a GPU; nothing else may be done with
+ * it, and it is not closed. *workspace: bytes that the device takes for itself. UNSUPPORTED without the back end. */
 glm52_status stream_plan_cuda(struct stream *s, size_t *workspace);
 /* GPUs that stream_open_cuda can be asked for; 0 where anything it needs is missing. */
 int cuda_device_count(void);

@@ -143,7 +143,8 @@ static void add_muon(struct optimizer *o, const struct placed *at, uint64_t from
         memcpy(move->muon.coefficient[i], polynomial(o->config.muon_coefficients, i), sizeof move->muon.coefficient[i]);
 }
 
-/* A parameter of per-head blocks: first the leading rows of each head, then the rest. The rest of q_b_proj is rotary. */
+/* A parameter of per-head blocks: first the leading rows of each head, then the rest. The rest of q_b_proj is
+ * rotary. */
 static int is_rotary(const struct parameter *p)
 {
     return strstr(p->name, "q_b_proj") != NULL;

@@ -57,8 +57,8 @@ void optimizer_close(struct optimizer *o);
 /* Learning rate of the next update. */
 double optimizer_lr(const struct optimizer *o);
 /* An update in three: what it needs from the host is sent; the model's gradients times *coefficient (device memory) are
- * applied, or nothing is where that is negative; it is counted, as one that was made or one that was left out. Whether it
- * was made need not be known before the last of them. */
+ * applied, or nothing is where that is negative; it is counted, as one that was made or one that was left out.
+ * Whether it was made need not be known before the last of them. */
 void optimizer_prepare(struct optimizer *o);
 void optimizer_update(struct optimizer *o, const float *coefficient);
 void optimizer_count(struct optimizer *o, int made);

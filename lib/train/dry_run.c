@@ -68,7 +68,8 @@ static glm52_status run_with_data(struct stream *s, struct config *c, struct dry
     return status;
 }
 
-/* The workspaces are those of the device that the plan is for: a GPU's, if the run is on one or the config names one. */
+/* The workspaces are those of the device that the plan is for: a GPU's, if the run is on one or the config names
+ * one. */
 static void stand_for_device(const struct stream *like, const struct config *config, struct stream *s, struct stream *device)
 {
     int meta = !strcmp(like->ops->name, "meta");

@@ -25,8 +25,8 @@ struct graphs {
 /* Refuses train.cuda_graph = on where the device records nothing. */
 glm52_status graphs_open(struct stream *s, const struct config *config, struct graphs *g);
 void graphs_close(struct graphs *g);
-/* Does the work, which is nothing but launches and the same for equal shapes: the first time as it is, then by recording and
- * replaying it. */
+/* Does the work, which is nothing but launches and the same for equal shapes: the first time as
+ * it is, then by recording and replaying it. */
 glm52_status graphs_run(struct graphs *g, const struct graph_shape *shape, void (*work)(void *), void *user);
 
 #endif

@@ -1,8 +1,9 @@
 /* A resumable state on disk:
  *     DIRECTORY/latest                    name of the newest complete state
  *     DIRECTORY/step-000123/              config.json, model.safetensors, optimizer.safetensors, state.json
- * A state is written under a name of its own (step-000123-2 where `latest` names step-000123), then `latest` is replaced,
- * then the one before is removed: whatever fails or is killed, `latest` names a complete state. Everything is stored under parameter names in fp32, in table order. */
+ * A state is written under a name of its own (step-000123-2 where `latest` names step-000123), then `latest` is
+ * replaced, then the one before is removed: whatever fails or is killed, `latest` names a complete state. Everything
+ * is stored under parameter names in fp32, in table order. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

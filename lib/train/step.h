@@ -80,21 +80,21 @@ glm52_status step_run(struct step *s, const struct pack *const *packs, uint32_t 
 glm52_status step_gradients(struct step *s, const struct pack *const *packs, uint32_t count);
 glm52_status step_evaluate(struct step *s, const struct pack *const *packs, uint32_t count, double *loss);
 
-/* Between gradients that are complete and the metrics: norms and clipping; those and the update, which is left out where the
- * device decides so; what it decided, once the device was waited for; counting what was made or left out. */
+/* Between gradients that are complete and the metrics: norms and clipping; those and the update, which is left out
+ * where the device decides so; what it decided, once the device was waited for; counting what was made or left out. */
 void step_clip(struct step *s);
 glm52_status step_update(struct step *s);
 void step_read_verdict(struct step *s, struct verdict *v);
 void step_count(struct step *s, const struct verdict *v);
 
 /* A metric by name; beyond the fixed ones: mtp.D.loss, mtp.D.acceptance, mtp.D.cumulative_acceptance, indexer_loss.L,
- * grad_norm.GROUP, router_load.L (largest share of an expert, 1 = balanced), graph_captures and graph_replays where launches
- * are recorded. Number `index` of all names in *name. */
+ * grad_norm.GROUP, router_load.L (largest share of an expert, 1 = balanced), graph_captures and graph_replays where
+ * launches are recorded. Number `index` of all names in *name. */
 glm52_status step_metric(const struct step *s, const char *name, double *value);
 int step_metric_at(const struct step *s, uint32_t index, char name[64], double *value);
 
-/* Fails with GLM52_E_NUMERIC and what it can find out: the first layer whose output is not finite, else the first parameter
- * whose gradient is not. */
+/* Fails with GLM52_E_NUMERIC and what it can find out: the first layer whose output is not finite, else
+ * the first parameter whose gradient is not. */
 glm52_status step_not_finite(struct step *s, const struct pack *const *packs, uint32_t count);
 
 /* Sets the FLOP rates and utilisations of a step over these packs. */
@@ -103,11 +103,11 @@ void step_measure_flops(struct step *s, const struct pack *const *packs, uint32_
 /* Directory of a resumable state: model, optimizer state, counters. train/state.c says how it is laid out. */
 glm52_status step_save(struct step *s, const char *directory);
 glm52_status step_resume(struct step *s, const char *directory);
-/* Goes on under other options of the same model shape: which parameters are trained, losses, optimizer, schedule. m and o
- * are the step's own; no other step of the model may be open. If there is no memory for the new stage, the step is closed
- * (s->model is NULL) with its counters kept, and calling this again, with any stage, opens it. State
- * of parameters trained before and after is kept, that of others begins at zero; a new train.stage begins a new
- * schedule. */
+/* Goes on under other options of the same model shape: which parameters are trained, losses, optimizer,
+ * schedule. m and o are the step's own; no other step of the model may be open. If there is no memory for
+ * the new stage, the step is closed (s->model is NULL) with its counters kept, and calling this again, with
+ * any stage, opens it. State of parameters trained before and after is kept, that of others begins at zero;
+ * a new train.stage begins a new schedule. */
 glm52_status step_set_stage(struct step *s, struct model *m, struct optimizer *o, const struct config *config);
 
 #endif

@@ -1,5 +1,5 @@
-/* Handles and structs as the header promises them, through the shared library alone: NULL and wrong classes, struct_size,
- * references, the order of destruction, errors, cancellation. */
+/* Handles and structs as the header promises them, through the shared library alone: NULL and wrong classes,
+ * struct_size, references, the order of destruction, errors, cancellation. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* Lifetimes of handles: every order of destruction, leaks over many lives, and, in a checked build, uses of released pointers.
- * Also run under AddressSanitizer (tests/sanitize.sh). */
+/* Lifetimes of handles: every order of destruction, leaks over many lives, and, in a checked build, uses of released
+ * pointers. Also run under AddressSanitizer (tests/sanitize.sh). */
 #include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* Every function with NULL and with a handle of another class for each of its pointers, as abi/gen.lua wrote them: a status
- * with a message that names the argument, outputs untouched, silence from functions without a status. */
+/* Every function with NULL and with a handle of another class for each of its pointers, as abi/gen.lua wrote them: a
+ * status with a message that names the argument, outputs untouched, silence from functions without a status. */
 #include "null_arguments.h"
 
 #include <stdio.h>

@@ -1,4 +1,5 @@
-/* What a caller can get wrong with batches and runs, and what he reads then; cancellation; numbers that are not finite. */
+/* What a caller can get wrong with batches and runs, and what he reads then; cancellation; numbers that are not
+ * finite. */
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* Steps of preset tiny driven by C, one for each line that comes in; prints what each took by the clock and in processor
- * time, and its loss. For benches that drive the same steps from another language in turn.
+/* Steps of preset tiny driven by C, one for each line that comes in; prints what each took by the clock and in
+ * processor time, and its loss. For benches that drive the same steps from another language in turn.
  *
  *   bench-c-step TEXT */
 #include <stdio.h>

@@ -1,5 +1,6 @@
-/* How fast one whole training step is: forward, backward and AdamW of the preset `bench` on one document of 4096 tokens,
- * against OpenBLAS's own sgemm of 2048^3 on the same threads, met between the steps; then tokens per second of `tiny`.
+/* How fast one whole training step is: forward, backward and AdamW of the preset `bench` on one
+ * document of 4096 tokens, against OpenBLAS's own sgemm of 2048^3 on the same threads, met between the
+ * steps; then tokens per second of `tiny`.
  *
  *   bench-step [--threads N] [--steps N] [--recompute]
  *

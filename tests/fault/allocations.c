@@ -1,4 +1,5 @@
-/* Every allocation fails once: the call says NOMEM, holds nothing more than before, and works when it is tried again. */
+/* Every allocation fails once: the call says NOMEM, holds nothing more than before, and works when it is tried
+ * again. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +18,8 @@ struct world {
     const char *directory;
 };
 
-/* Calls until no allocation is left to fail. A failure must leave memory as it was, but for what a first call may keep. */
+/* Calls until no allocation is left to fail. A failure must leave memory as it was, but for what a first call may
+ * keep. */
 static int64_t sweep(struct world *w, const char *what, glm52_status (*call)(struct world *))
 {
     struct faults *f = &w->f;

@@ -1,5 +1,5 @@
-/* Every file operation fails once, in several ways: the call says IO and names the path, and what was on the disk before is
- * still there, or the new state is, whole. */
+/* Every file operation fails once, in several ways: the call says IO and names the path, and what was on the disk
+ * before is still there, or the new state is, whole. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

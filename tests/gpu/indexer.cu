@@ -1,9 +1,9 @@
-/* Exactness and speed of the lightning indexer at the sizes it is built for; random data of 32 bf16 heads of 128, top-k 2048.
- * The operations come from libglm52-cuda.so, which the loader must find. For each size: samples of the scores against double
- * sums, the selection against the rule applied to the scores (select_topk of index_scores), that rule against a sort on the
- * host, two runs against each other; the loss against the fp32 kernels; then times. --test leaves the times out,
- * --first all sizes but the first, --loss [ROWS...] all but the loss; --once calls each operation once at its first
- * size, for a profiler, and --once-loss ROWS the loss alone.
+/* Exactness and speed of the lightning indexer at the sizes it is built for; random data of 32 bf16 heads of 128,
+ * top-k 2048. The operations come from libglm52-cuda.so, which the loader must find. For each size: samples of the
+ * scores against double sums, the selection against the rule applied to the scores (select_topk of index_scores),
+ * that rule against a sort on the host, two runs against each other; the loss against the fp32 kernels; then times.
+ * --test leaves the times out, --first all sizes but the first, --loss [ROWS...] all but the loss; --once calls each
+ * operation once at its first size, for a profiler, and --once-loss ROWS the loss alone.
  *
  *     nvcc -gencode arch=compute_90a,code=sm_90a -O3 -std=c++17 -Ilib -Iinclude -o indexer tests/gpu/indexer.cu -lcublas
  */

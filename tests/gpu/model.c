@@ -1,6 +1,7 @@
-/* gpu_model [--device NAME] [--only PREFIX]: whole training steps on a GPU. What is recorded and replayed leaves the bits that
- * running leaves, while documents, lengths and routing change from step to step; so does computing layers anew, and running
- * again. Steps, evaluations and saves take no memory; what the step took is what the plan says. In TAP. */
+/* gpu_model [--device NAME] [--only PREFIX]: whole training steps on a GPU. What is recorded and replayed
+ * leaves the bits that running leaves, while documents, lengths and routing change from step to step; so
+ * does computing layers anew, and running again. Steps, evaluations and saves take no memory; what the
+ * step took is what the plan says. In TAP. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

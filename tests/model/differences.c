@@ -2,8 +2,8 @@
  *
  * The loss is a double sum of fp32 losses of rows: its noise is about 1e-7. Along a direction of length h the central
  * difference errs by noise / h and by h^2 / 6 of the third derivative; where the loss changes by 1e-3, both stay below
- * one percent of the gradient. Selected keys and chosen experts are steps in the loss: a difference across one says nothing,
- * so h shrinks until none is crossed. */
+ * one percent of the gradient. Selected keys and chosen experts are steps in the loss: a difference across one says
+ * nothing, so h shrinks until none is crossed. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

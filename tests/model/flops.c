@@ -207,7 +207,8 @@ static void expect(const int32_t *lengths, double fwd[FLOP_ITEMS], double total[
     total[FLOP_INDEXER_SCORE] = fwd[FLOP_INDEXER_SCORE] + (kind != INDEXER_LOSS_NONE ? 3 * 2 * score * v.support : 0);
     if (kind == INDEXER_LOSS_DENSE) total[FLOP_INDEXER_SCORE] += 2 * heads * key * v.support;
     fwd[FLOP_INDEXER_HEAD_SUM] = total[FLOP_INDEXER_HEAD_SUM] = 0;
-    /* Over selected keys the attention's backward leaves the teacher behind; with a frozen trunk its logits are made. */
+    /* Over selected keys the attention's backward leaves the teacher behind; with a frozen trunk its logits are
+     * made. */
     fwd[FLOP_INDEXER_TEACHER_QK] = 0;
     total[FLOP_INDEXER_TEACHER_QK] = kind == INDEXER_LOSS_SPARSE && !all ? 2 * heads * key * v.support : 0;
     /* TV: the target's logits are those of the trunk's own loss. Detached heads have no gradient of their weights. */

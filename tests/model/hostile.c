@@ -1,5 +1,5 @@
-/* Callers who do what nobody should: several steps of one model, a stage without memory, fewer microbatches than planned,
- * parameters that are not numbers. */
+/* Callers who do what nobody should: several steps of one model, a stage without memory, fewer microbatches than
+ * planned, parameters that are not numbers. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

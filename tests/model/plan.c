@@ -1,4 +1,5 @@
-/* The plan against what really happens: memory to the byte class, growth with the number of tokens, and its own cost. */
+/* The plan against what really happens: memory to the byte class, growth with the number of tokens, and its own
+ * cost. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

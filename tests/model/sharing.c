@@ -1,5 +1,5 @@
-/* What a plan says of sharing: MTP depths after the first run neither key projection nor indexer, and the end-to-end loss
- * needs no vocabulary-wide memory of its own. */
+/* What a plan says of sharing: MTP depths after the first run neither key projection nor indexer, and the end-to-end
+ * loss needs no vocabulary-wide memory of its own. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

@@ -62,8 +62,8 @@ static struct adamw_case adamw_case(int64_t count, struct types types)
     return c;
 }
 
-/* Step t, counted from 1, with a new gradient, from what the arrays hold: an oracle that went its own way would differ wherever
- * the last step was rounded the other way. */
+/* Step t, counted from 1, with a new gradient, from what the arrays hold: an oracle that went its own way would
+ * differ wherever the last step was rounded the other way. */
 static void step(struct adamw_case *c, int t)
 {
     double beta1 = (double)c->shape.beta1, beta2 = (double)c->shape.beta2, lr = 0.01 * t;

@@ -9,7 +9,8 @@
 
 enum { GUARD_BYTES = 256, GUARD = 0xa5, POISON = 0xff };
 
-/* Check's own assertions report success as well, which only a running test may; benches share this code, and end here. */
+/* Check's own assertions report success as well, which only a running test may; benches share this code, and end
+ * here. */
 #define demand(condition, ...)                                      \
     do {                                                            \
         if (condition) break;                                       \

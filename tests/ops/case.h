@@ -64,8 +64,8 @@ void device_register(struct device_entry *entry);
 
 #define CASE(op, text) CASE_ENTRY(op, text, "", IS_CASE)
 #define BENCH(op, text) CASE_ENTRY(op, text, "", IS_BENCH)
-/* A bench at the full width of GLM-5.2, for GPUs: each call is timed by the device's own clock after 512 MiB of other data
- * have passed through its caches. peer: what others reach, or "". Ends with bench_counted or bench_rate. */
+/* A bench at the full width of GLM-5.2, for GPUs: each call is timed by the device's own clock after 512 MiB of other
+ * data have passed through its caches. peer: what others reach, or "". Ends with bench_counted or bench_rate. */
 #define BENCH_FULL(op, text, peer) CASE_ENTRY(op, text, peer, IS_BENCH_FULL)
 
 /* Adds a device to the list by linking the file that says so. */
@@ -118,8 +118,8 @@ double *doubles(int64_t count);     /* zeroed, lives as long as arrays do */
 /* Relative to the largest magnitude: the rounding of the result and of a sum of `terms` products in fp32. */
 double tolerance(glm52_dtype type, int64_t terms);
 
-/* Fetches a and compares with `want` within `tolerance` times the largest finite |want|. Where want is NaN, a must still
- * hold its poison. */
+/* Fetches a and compares with `want` within `tolerance` times the largest finite |want|. Where
+ * want is NaN, a must still hold its poison. */
 #define check_close(a, want, tolerance) check_close_at(__FILE__, __LINE__, #a, a, want, tolerance)
 /* Fetches a and compares exactly (integers, copies). */
 #define check_exact(a, want) check_close_at(__FILE__, __LINE__, #a, a, want, 0.0)
@@ -138,14 +138,15 @@ void differences(double (*objective)(void *problem), void *problem, double *x, i
 
 /* ---- benches ---- */
 
-/* Repeats the next statement for about half a second and keeps the fastest round; a full bench some rounds, and keeps the
- * median. */
+/* Repeats the next statement for about half a second and keeps the fastest round; a full
+ * bench some rounds, and keeps the median. */
 #define BENCH_LOOP for (bench_begin(); bench_again();)
 void bench_begin(void);
 int bench_again(void);
-/* Prints one line: the rate in FLOPs and the share of the device's own matrix product (OpenBLAS's sgemm 2048^3 on the cpu,
- * bf16 8192^3 for a full bench), or, if flops is 0, in bytes and the share of its copy; of a full bench also the bytes, the
- * time that the host takes to launch it, what a copy that reads and writes as many bytes takes, and the peer. */
+/* Prints one line: the rate in FLOPs and the share of the device's own matrix product (OpenBLAS's sgemm
+ * 2048^3 on the cpu, bf16 8192^3 for a full bench), or, if flops is 0, in bytes and the share of its copy;
+ * of a full bench also the bytes, the time that the host takes to launch it, what a copy that reads and
+ * writes as many bytes takes, and the peer. */
 void bench_rate(double flops, double bytes);
 /* The same with the FLOPs and bytes that ops/count.h states for what ran. */
 void bench_counted(void);

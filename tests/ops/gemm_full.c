@@ -1,5 +1,5 @@
-/* The dense products of GLM-5.2 at its full width: forward, to the rows, and to the weights in either type. Arrays exist on the
- * device alone. */
+/* The dense products of GLM-5.2 at its full width: forward, to the rows, and to the weights in
+ * either type. Arrays exist on the device alone. */
 #include <stdlib.h>
 #include <string.h>
 

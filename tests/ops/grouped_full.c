@@ -1,5 +1,6 @@
-/* The grouped products of GLM-5.2's experts at full width. Arrays exist on the device alone. Torch's figures are of other
- * runs; its gradients are bf16 and written, as those of a step's first microbatch are; later ones are added to. */
+/* The grouped products of GLM-5.2's experts at full width. Arrays exist on the device alone. Torch's
+ * figures are of other runs; its gradients are bf16 and written, as those of a step's first
+ * microbatch are; later ones are added to. */
 #include "case.h"
 
 static const glm52_dtype F32 = GLM52_DTYPE_F32, BF16 = GLM52_DTYPE_BF16;

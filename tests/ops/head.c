@@ -84,8 +84,8 @@ static void check_head(int64_t rows, int64_t width, int64_t vocabulary, glm52_dt
     check_close(dx, want_dx, tolerance(type, vocabulary));
 }
 
-/* The gradients and hits of a case that is too large for differences, written out: dlogits = weight (softmax - one at the
- * label). Returns the largest |logit|. */
+/* The gradients and hits of a case that is too large for differences, written out: dlogits = weight (softmax - one at
+ * the label). Returns the largest |logit|. */
 static double plain_gradients(const struct head_case *c, double *loss, double *hit, double *dx, double *dw)
 {
     const struct head *h = &c->shape;
@@ -129,8 +129,8 @@ static double lead(const struct head_case *c, int64_t row, int64_t label)
     return (mine - other) / fabs(mine);
 }
 
-/* Some rows have no weight; in every fifth the label's logit is large, and no label is so close to being the largest that
- * rounding could decide. */
+/* Some rows have no weight; in every fifth the label's logit is large, and no label is so close to
+ * being the largest that rounding could decide. */
 static struct head_case wide_case(int64_t rows, int64_t width, int64_t vocabulary, glm52_dtype gradient)
 {
     struct head_case c = head_case(rows, width, vocabulary, BF16);

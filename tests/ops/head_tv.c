@@ -309,7 +309,8 @@ static double largest_logit(const struct head_tv *h, const struct array *x, cons
     return most;
 }
 
-/* The gradient on the sides that the device takes, which where logits are rounded to bf16 need not be those of double. */
+/* The gradient on the sides that the device takes, which where logits are rounded to bf16 need not be those of
+ * double. */
 static double *gradient_on_own_sides(struct tv_case *c)
 {
     double *want = doubles(c->draft->count);

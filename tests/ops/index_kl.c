@@ -375,8 +375,8 @@ static void check(struct problem p)
     check_results(&p, &r, &w);
 }
 
-/* With an lse that is made here, with that of the attention, and with a wrong one, whose probabilities sum to a half: it is
- * taken as it is. */
+/* With an lse that is made here, with that of the attention, and with a wrong one, whose
+ * probabilities sum to a half: it is taken as it is. */
 static void check_dense(struct problem p)
 {
     struct results r;

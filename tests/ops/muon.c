@@ -9,9 +9,9 @@ static const float QUINTIC[5][3] = {{4.0848f, -6.8946f, 2.9270f},
                                     {2.8769f, -3.1427f, 1.2046f},
                                     {2.8366f, -3.0525f, 1.2012f}};
 
-/* The five coefficients a multiply what is rounded away along small singular values by up to 490. A device may round to half
- * precision where the parameter is bf16 (semantics.md): by as much more, which random blocks do not come near; seven iterations
- * stretch 16 times as much as five, which random blocks notice. */
+/* The five coefficients a multiply what is rounded away along small singular values by up to 490. A device may round
+ * to half precision where the parameter is bf16 (semantics.md): by as much more, which random blocks do not come
+ * near; seven iterations stretch 16 times as much as five, which random blocks notice. */
 static const double TOLERANCE = 490 * 0x1p-24, TOLERANCE_HALF = 490 * 0x1p-11, TOLERANCE_RANDOM = 0x1p-8;
 
 struct muon_case {

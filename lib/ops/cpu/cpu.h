@@ -37,8 +37,8 @@ static inline struct operand transposed(struct operand o)
 struct operand operand_of_head(glm52_dtype type, const void *array, int64_t heads, int64_t width, int64_t row,
                                int64_t head);
 
-/* c[m,n] (+)= a[m,k] b[k,n] on the calling thread alone, at any place inside a parallel region and only there: it limits
- * BLAS to one thread, for which the region's end makes up. */
+/* c[m,n] (+)= a[m,k] b[k,n] on the calling thread alone, at any place inside a parallel region and only there: it
+ * limits BLAS to one thread, for which the region's end makes up. */
 void tile_gemm(int64_t m, int64_t n, int64_t k, float scale, struct operand a, struct operand b, void *c, int64_t ldc,
                glm52_dtype c_type, int add);
 

@@ -1,5 +1,5 @@
-/* Whether a step may move the parameters, from its losses and the norm of its gradients. The mean is written with the fused
- * multiply-add that a compiler may or may not choose, so that every device has the same bits. */
+/* Whether a step may move the parameters, from its losses and the norm of its gradients. The mean is written with the
+ * fused multiply-add that a compiler may or may not choose, so that every device has the same bits. */
 #include <math.h>
 
 #include "ops/count.h"

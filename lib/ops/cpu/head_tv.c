@@ -1,6 +1,7 @@
-/* End-to-end total variation of drafts against the trunk (training.md 3.4), fused with the head, after the trunk's own loss,
- * for which its logits are made once more: in the memory of one chunk of head_loss stand the trunk's logits of a few rows and
- * of those that follow, and the drafts' of all depths, which become probabilities and then their own gradient in place. */
+/* End-to-end total variation of drafts against the trunk (training.md 3.4), fused with the head, after the
+ * trunk's own loss, for which its logits are made once more: in the memory of one chunk of head_loss stand the
+ * trunk's logits of a few rows and of those that follow, and the drafts' of all depths, which become
+ * probabilities and then their own gradient in place. */
 #include "ops/count.h"
 #include "ops/cpu/cpu.h"
 #include "ops/cpu/expf.h"

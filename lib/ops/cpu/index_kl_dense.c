@@ -1,5 +1,5 @@
-/* Indexer loss over all visible keys (training.md 1.4). The teacher's probabilities are exp(logit - lse) with the lse that
- * its attention left: one product of its queries and keys, and no pass for a softmax.
+/* Indexer loss over all visible keys (training.md 1.4). The teacher's probabilities are exp(logit - lse) with the lse
+ * that its attention left: one product of its queries and keys, and no pass for a softmax.
  * Equations of the gradients: index_kl_selected.c.
  *
  * A thread takes a block of ROWS rows and keeps two strips over the keys that the block sees: the logits of one head of

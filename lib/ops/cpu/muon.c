@@ -168,8 +168,8 @@ static void update_some(const struct muon *m, float coefficient, int64_t count, 
         update[j] = of_gradient * (share * (gradient[j] * coefficient)) + of_momentum * momentum[j];
 }
 
-/* Moves the momentum of the row at element `at` and writes its update, which is made of the momentum as it is kept; the sum
- * of the update's squares. */
+/* Moves the momentum of the row at element `at` and writes its update, which is made of the momentum as it
+ * is kept; the sum of the update's squares. */
 static double update_row(const struct muon *m, const struct arrays *a, int64_t at, float *update)
 {
     double sum = 0;

@@ -176,7 +176,8 @@ void cpu_layernorm_forward(struct stream *s, const struct norm *n, const void *x
     count_end(call);
 }
 
-/* With g = gain * dy and h = (x - mean) rstd: dx = rstd (g - mean(g) - h mean(g h)). dgain, dbias are the block's own. */
+/* With g = gain * dy and h = (x - mean) rstd: dx = rstd (g - mean(g) - h mean(g h)). dgain, dbias are the block's
+ * own. */
 static void layernorm_backward_row(const struct norm *n, const void *x, const void *gain, const float *statistics,
                                    const void *dy, void *dx, float *dgain, float *dbias, int64_t row)
 {

@@ -1,4 +1,5 @@
-/* Rotary position: the table of cosines and sines, and the rotation of interleaved pairs (model.md 2, "RoPE tables"). */
+/* Rotary position: the table of cosines and sines, and the rotation of interleaved pairs (model.md 2, "RoPE
+ * tables"). */
 #include <math.h>
 
 #include "ops/count.h"
