@@ -156,7 +156,8 @@ static glm52_status train(struct trainee *trainee, int steps)
     while (trainee[0].steps + trainee[1].steps < steps) {
         struct trainee *t = &trainee[trainee[1].gain > trainee[0].gain];
         TRY(take_turn(t));
-        printf("%-8s step %4d  loss %.4f  gain %.4f nats/s\n", t->name, t->steps, t->loss, t->gain < 1e8 ? t->gain : 0.0);
+        printf("%-8s step %4d  loss %.4f  gain %.4f nats/s\n", t->name, t->steps, t->loss,
+               t->gain < 1e8 ? t->gain : 0.0);
         trainee[t == trainee].gain *= 1.05; /* nobody waits for ever */
     }
     return GLM52_OK;
@@ -165,11 +166,13 @@ static glm52_status train(struct trainee *trainee, int steps)
 int main(int argc, char **argv)
 {
     struct memory memory = {.limit = (size_t)1 << 30};
-    glm52_allocator allocator = {.struct_size = sizeof allocator, .user = &memory, .allocate = allocate, .release = release};
+    glm52_allocator allocator = {.struct_size = sizeof allocator, .user = &memory, .allocate = allocate,
+                                 .release = release};
     glm52_context_options options = {.struct_size = sizeof options, .device = "cpu", .allocator = &allocator,
                                      .log = write_log, .log_user = stdout};
     struct trainee trainee[MODELS] = {{.name = "larger", .settings = "train.seed=1", .gain = 1e9},
-                                      {.name = "smaller", .settings = "train.seed=2 model.num_hidden_layers=3", .gain = 1e9}};
+                                      {.name = "smaller", .settings = "train.seed=2 model.num_hidden_layers=3",
+                                       .gain = 1e9}};
     glm52_context *context = NULL;
     glm52_status status;
 

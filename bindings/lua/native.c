@@ -144,7 +144,8 @@ static const void *get_pointer(lua_State *L, const struct native *native, int in
     if (lua_isnil(L, index)) return NULL;
     if (tensor && (!element || tensor->dtype == element)) return tensor->data;
     if (tensor)
-        refuse(L, native, index, lua_pushfstring(L, "of %s, and not of %s", dtype_label(tensor->dtype), dtype_label(element)));
+        refuse(L, native, index,
+               lua_pushfstring(L, "of %s, and not of %s", dtype_label(tensor->dtype), dtype_label(element)));
     if (element == GLM52_DTYPE_U8 && lua_type(L, index) == LUA_TSTRING) return lua_tostring(L, index);
     if (element && lua_istable(L, index)) return list_values(L, index, element, &count);
     if (element) refuse(L, native, index, lua_pushfstring(L, "a list or tensor of %s is wanted", dtype_label(element)));

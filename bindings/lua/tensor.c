@@ -147,7 +147,7 @@ void push_view(lua_State *L, const glm52_view *view, int model)
         t->data = view->data;
         t->on_device = view->on_device;
         t->owner = glm52_model_ref(owner);
-        lua_pushvalue(L, model); /* it keeps the context's userdata, whose log may be called as long as the model lives */
+        lua_pushvalue(L, model); /* keeps the context's userdata, whose log may be called while the model lives */
         lua_setiuservalue(L, -2, 1);
     } else if (count) {
         memcpy(t->data, view->data, (size_t)count * dtypes[type].size);

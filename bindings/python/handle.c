@@ -201,8 +201,9 @@ void raise_last(void)
     PyObject *errors = PyImport_ImportModule("glm52._errors"), *error = NULL;
 
     if (errors)
-        error = PyObject_CallMethod(errors, "make", "iNNN", glm52_error_status(last), text_of(glm52_error_message(last)),
-                                    text_of(glm52_error_hint(last)), details_of(last));
+        error = PyObject_CallMethod(errors, "make", "iNNN", glm52_error_status(last),
+                                    text_of(glm52_error_message(last)), text_of(glm52_error_hint(last)),
+                                    details_of(last));
     if (error) PyErr_SetObject((PyObject *)Py_TYPE(error), error);
     Py_XDECREF(error);
     Py_XDECREF(errors);

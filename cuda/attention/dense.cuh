@@ -23,8 +23,8 @@ static inline dense_call dense_call_of(const struct dense_attention *a, const vo
 
 /* Rows from `row` on, along the depth, of an array [rows, heads, width]. */
 template <class T>
-__device__ __forceinline__ operand<T> of_head(const dense_call &x, const void *array, int64_t width, int64_t row, int64_t head,
-                                              int rows)
+__device__ __forceinline__ operand<T> of_head(const dense_call &x, const void *array, int64_t width, int64_t row,
+                                              int64_t head, int rows)
 {
     return {(const T *)array + (row * x.a.heads + head) * width, x.a.heads * width, rows, x.wide};
 }

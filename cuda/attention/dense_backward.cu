@@ -61,8 +61,8 @@ template <class T> using weights = T[TILE][TILE + tile_shape<T>::PAD];
 
 /* P, or dS if slope, into shared memory; 0 where a row does not see a key. */
 template <class T>
-__device__ void redo(const dense_call &x, const dense_gradients &g, const dense_bounds &bound, const place &p, bool slope,
-                     typename dots<T>::shared &shared, weights<T> &to_tile)
+__device__ void redo(const dense_call &x, const dense_gradients &g, const dense_bounds &bound, const place &p,
+                     bool slope, typename dots<T>::shared &shared, weights<T> &to_tile)
 {
     dots<T> logit, change;
 
@@ -185,14 +185,15 @@ void launch(cuda_device *d, const dense_call &x, const dense_gradients &g)
         queries_kernel<T, CHUNKS><<<dim3(rows, heads, groups_of(x.a.qk, CHUNKS)), TILE_THREADS, 0, d->stream>>>(x, g);
     }
     if (keys > 0) {
-        keys_kernel<T, CHUNKS, false><<<dim3(keys, heads, groups_of(x.a.qk, CHUNKS)), TILE_THREADS, 0, d->stream>>>(x, g);
+        keys_kernel<T, CHUNKS, false>
+            <<<dim3(keys, heads, groups_of(x.a.qk, CHUNKS)), TILE_THREADS, 0, d->stream>>>(x, g);
         keys_kernel<T, CHUNKS, true><<<dim3(keys, heads, groups_of(x.a.v, CHUNKS)), TILE_THREADS, 0, d->stream>>>(x, g);
     }
 }
 
-void dense_attention_backward(struct stream *s, const struct dense_attention *a, const void *q, const void *k, const void *v,
-                              const int32_t *start, const int32_t *end, const void *out, const float *lse, const void *dout,
-                              void *dq, void *dk, void *dv, void *workspace)
+void dense_attention_backward(struct stream *s, const struct dense_attention *a, const void *q, const void *k,
+                              const void *v, const int32_t *start, const int32_t *end, const void *out,
+                              const float *lse, const void *dout, void *dq, void *dk, void *dv, void *workspace)
 {
     cuda_device *d = device_of(s);
     dense_call x = dense_call_of(a, q, k, v, start, end);

@@ -67,7 +67,8 @@ __global__ __launch_bounds__(TILE_THREADS) void forward_kernel(const dense_call 
         const int keys = (int)min((int64_t)TILE, x.a.keys - key);
 
         t.clear();
-        t.multiply(shared.of_dots, of_head<T>(x, x.q, x.a.qk, row, head, rows), of_head<T>(x, x.k, x.a.qk, key, head, keys), x.a.qk);
+        t.multiply(shared.of_dots, of_head<T>(x, x.q, x.a.qk, row, head, rows),
+                   of_head<T>(x, x.k, x.a.qk, key, head, keys), x.a.qk);
         t.each([&](int r, int c, float dot) { logit[r][c] = seen(bound, r, key + c) ? dot * x.a.scale : -INFINITY; });
         __syncthreads();
         soften<T>(logit, weight, &soft);
@@ -107,8 +108,8 @@ size_t dense_attention_forward_bytes(struct stream *, const struct dense_attenti
     return 0;
 }
 
-void dense_attention_forward(struct stream *s, const struct dense_attention *a, const void *q, const void *k, const void *v,
-                             const int32_t *start, const int32_t *end, void *out, float *lse, void *)
+void dense_attention_forward(struct stream *s, const struct dense_attention *a, const void *q, const void *k,
+                             const void *v, const int32_t *start, const int32_t *end, void *out, float *lse, void *)
 {
     cuda_device *d = device_of(s);
     const dense_call x = dense_call_of(a, q, k, v, start, end);

@@ -9,13 +9,14 @@ static bool map_of(CUtensorMap *map, const void *array, int64_t rows, int64_t he
 {
     const int64_t size[3] = {hopper::COLUMNS, rows, heads};
 
-    return encode_map(map, GROUPED_GEMM_BF16, array, 3, size, heads * hopper::COLUMNS, hopper::COLUMNS, hopper::BLOCK, TILE);
+    return encode_map(map, GROUPED_GEMM_BF16, array, 3, size, heads * hopper::COLUMNS, hopper::COLUMNS, hopper::BLOCK,
+                      TILE);
 }
 
 static bool of_hopper(const struct dense_attention &a)
 {
-    return a.type == GLM52_DTYPE_BF16 && a.qk == hopper::COLUMNS && a.v == hopper::COLUMNS && a.scale > 0 && a.rows > 0 &&
-           a.keys > 0 && a.keys <= INT32_MAX;
+    return a.type == GLM52_DTYPE_BF16 && a.qk == hopper::COLUMNS && a.v == hopper::COLUMNS && a.scale > 0 &&
+           a.rows > 0 && a.keys > 0 && a.keys <= INT32_MAX;
 }
 
 /* Of how many heads dS is kept at a time; 0: not even of one. */
@@ -50,7 +51,8 @@ static bool maps_of_inputs(const dense_call &x, hopper::attention_maps *m)
 {
     const struct dense_attention &a = x.a;
 
-    return map_of(&m->q, x.q, a.rows, a.heads) && map_of(&m->k, x.k, a.keys, a.heads) && map_of(&m->v, x.v, a.keys, a.heads);
+    return map_of(&m->q, x.q, a.rows, a.heads) && map_of(&m->k, x.k, a.keys, a.heads) &&
+           map_of(&m->v, x.v, a.keys, a.heads);
 }
 
 bool hopper_forward(cuda_device *d, const dense_call &x, void *out, float *lse)
@@ -59,7 +61,8 @@ bool hopper_forward(cuda_device *d, const dense_call &x, void *out, float *lse)
     const hopper::attention_call call = {a.rows, a.keys, a.heads, a.scale, x.start, x.end};
     hopper::attention_maps m = {};
 
-    if (!of_hopper(a) || !x.wide || !aligned16(out) || !maps_of_inputs(x, &m) || !map_of(&m.out, out, a.rows, a.heads)) return false;
+    if (!of_hopper(a) || !x.wide || !aligned16(out) || !maps_of_inputs(x, &m) || !map_of(&m.out, out, a.rows, a.heads))
+        return false;
     hopper::attend_forward(d->stream, m, call, lse);
     return true;
 }

@@ -117,8 +117,8 @@ __device__ __forceinline__ void scale_rows(float (&sum)[128], float first, float
 }
 
 /* Ends the softmax: sums of values become outputs. */
-__device__ __forceinline__ void finish_rows(const attention_call &c, float *lse, row_state &r, float (&sum)[128], int64_t row,
-                                            int head)
+__device__ __forceinline__ void finish_rows(const attention_call &c, float *lse, row_state &r, float (&sum)[128],
+                                            int64_t row, int head)
 {
     float factor[2];
 
@@ -136,8 +136,8 @@ __device__ __forceinline__ void finish_rows(const attention_call &c, float *lse,
     scale_rows(sum, factor[0], factor[1]);
 }
 
-__device__ void attend(const attention_maps &m, const attention_call &c, float *lse, shared_forward &s, range all, int64_t row,
-                       int head)
+__device__ void attend(const attention_maps &m, const attention_call &c, float *lse, shared_forward &s, range all,
+                       int64_t row, int head)
 {
     const int group = threadIdx.x / WARPGROUP, tiles = (all.high - all.low + TILE - 1) / TILE;
     const uint32_t q = shared_address(s.q[group]);
@@ -191,8 +191,8 @@ __device__ void attend(const attention_maps &m, const attention_call &c, float *
 
 /* blockIdx: head among those that go together; tile of rows, late ones first, which see most; which heads go
  * together. */
-__global__ __launch_bounds__(THREADS, 1) void forward_kernel(const __grid_constant__ attention_maps m, const attention_call c,
-                                                             float *lse)
+__global__ __launch_bounds__(THREADS, 1) void forward_kernel(const __grid_constant__ attention_maps m,
+                                                             const attention_call c, float *lse)
 {
     extern __shared__ __align__(1024) unsigned char memory[];
     shared_forward &s = *(shared_forward *)memory;

@@ -87,7 +87,8 @@ __device__ void bring(const attention_maps &m, const attention_call &c, shared_k
 }
 
 /* dot becomes P^T: rows of the accumulator are keys, its columns rows of the tile. */
-__device__ __forceinline__ void probabilities(float (&dot)[32], const float *lse_of, const tile_facts &f, float scale, int64_t key)
+__device__ __forceinline__ void probabilities(float (&dot)[32], const float *lse_of, const tile_facts &f, float scale,
+                                              int64_t key)
 {
     const int column = fragment_column();
     const int first = (int)key + fragment_row();

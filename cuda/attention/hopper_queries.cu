@@ -46,7 +46,8 @@ struct row_facts {
 
 __device__ __forceinline__ row_facts facts_of(const attention_call &c, int64_t row, int head)
 {
-    const head_facts &of = c.of_head[head * ((c.rows + TILE - 1) / TILE) + row / TILE]; /* not read if there is no row */
+    /* Not read if there is no row. */
+    const head_facts &of = c.of_head[head * ((c.rows + TILE - 1) / TILE) + row / TILE];
     row_facts f;
 
 #pragma unroll
@@ -119,7 +120,8 @@ __device__ void queries(const attention_maps &m, const attention_call &c, shared
 }
 
 /* blockIdx: tile of rows, late ones first, which see most; head. */
-__global__ __launch_bounds__(THREADS, 1) void queries_kernel(const __grid_constant__ attention_maps m, const attention_call c)
+__global__ __launch_bounds__(THREADS, 1) void queries_kernel(const __grid_constant__ attention_maps m,
+                                                             const attention_call c)
 {
     extern __shared__ __align__(1024) unsigned char memory[];
     shared_queries &s = *(shared_queries *)memory;

@@ -39,8 +39,8 @@ void sparse_mla_forward(struct stream *s, const struct sparse_mla *a, const void
 }
 
 void sparse_mla_backward(struct stream *s, const struct sparse_mla *a, const void *q, const void *kv,
-                         const int32_t *selected, const void *out, const float *lse, const void *dout, void *dq, float *dkv,
-                         float *target, void *workspace)
+                         const int32_t *selected, const void *out, const float *lse, const void *dout, void *dq,
+                         float *dkv, float *target, void *workspace)
 {
     cuda_device *d = device_of(s);
 
@@ -50,8 +50,8 @@ void sparse_mla_backward(struct stream *s, const struct sparse_mla *a, const voi
     if (error != cudaSuccess) record_error(d, error, "sparse_mla_backward");
 }
 
-void sparse_mla_target(struct stream *s, const struct sparse_mla *a, const void *q, const void *kv, const int32_t *selected,
-                       const float *lse, float *target, void *workspace)
+void sparse_mla_target(struct stream *s, const struct sparse_mla *a, const void *q, const void *kv,
+                       const int32_t *selected, const float *lse, float *target, void *workspace)
 {
     cuda_device *d = device_of(s);
 

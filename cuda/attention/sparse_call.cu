@@ -33,25 +33,25 @@ size_t sparse_backward_bytes(const sparse_call &c)
     return sparse_mla_cuda_backward_bytes(&a);
 }
 
-cudaError_t sparse_forward(cudaStream_t stream, const sparse_call &c, const void *q, const void *kv, const int32_t *selected,
-                           void *out, float *lse, void *workspace)
+cudaError_t sparse_forward(cudaStream_t stream, const sparse_call &c, const void *q, const void *kv,
+                           const int32_t *selected, void *out, float *lse, void *workspace)
 {
     const struct sparse_mla a = shape_of(c);
 
     return sparse_mla_cuda_forward(stream, &a, q, kv, selected, out, lse, workspace);
 }
 
-cudaError_t sparse_backward(cudaStream_t stream, const sparse_call &c, const void *q, const void *kv, const int32_t *selected,
-                            const void *out, const float *lse, const void *dout, void *dq, float *dkv, float *target,
-                            void *workspace)
+cudaError_t sparse_backward(cudaStream_t stream, const sparse_call &c, const void *q, const void *kv,
+                            const int32_t *selected, const void *out, const float *lse, const void *dout, void *dq,
+                            float *dkv, float *target, void *workspace)
 {
     const struct sparse_mla a = shape_of(c);
 
     return sparse_mla_cuda_backward(stream, &a, q, kv, selected, out, lse, dout, dq, dkv, target, workspace);
 }
 
-cudaError_t sparse_target(cudaStream_t stream, const sparse_call &c, const void *q, const void *kv, const int32_t *selected,
-                          const float *lse, float *target, void *workspace)
+cudaError_t sparse_target(cudaStream_t stream, const sparse_call &c, const void *q, const void *kv,
+                          const int32_t *selected, const float *lse, float *target, void *workspace)
 {
     const struct sparse_mla a = shape_of(c);
 

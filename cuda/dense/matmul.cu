@@ -48,8 +48,8 @@ cudaDataType_t type_of(glm52_dtype type)
 }
 
 /* lines x length in memory, so `length` rows for cuBLASLt. */
-void lay_out(cublasLtMatrixLayoutOpaque_t *layout, glm52_dtype type, int64_t length, int64_t lines, int64_t ld, int64_t batch,
-             int64_t stride)
+void lay_out(cublasLtMatrixLayoutOpaque_t *layout, glm52_dtype type, int64_t length, int64_t lines, int64_t ld,
+             int64_t batch, int64_t stride)
 {
     const int32_t count = (int32_t)batch;
 
@@ -68,8 +68,10 @@ void describe(product_plan *p)
     cublasLtMatmulDescInit(&p->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F);
     cublasLtMatmulDescSetAttribute(&p->operation, CUBLASLT_MATMUL_DESC_TRANSA, &left, sizeof left);
     cublasLtMatmulDescSetAttribute(&p->operation, CUBLASLT_MATMUL_DESC_TRANSB, &right, sizeof right);
-    lay_out(&p->left, g->b_type, g->transpose_b ? g->k : g->n, g->transpose_b ? g->n : g->k, g->ldb, g->batch, g->stride_b);
-    lay_out(&p->right, g->a_type, g->transpose_a ? g->m : g->k, g->transpose_a ? g->k : g->m, g->lda, g->batch, g->stride_a);
+    lay_out(&p->left, g->b_type, g->transpose_b ? g->k : g->n, g->transpose_b ? g->n : g->k, g->ldb, g->batch,
+            g->stride_b);
+    lay_out(&p->right, g->a_type, g->transpose_a ? g->m : g->k, g->transpose_a ? g->k : g->m, g->lda, g->batch,
+            g->stride_a);
     lay_out(&p->result, g->c_type, g->n, g->m, g->ldc, g->batch, g->stride_c);
 }
 
@@ -109,7 +111,8 @@ int choose(const cuda_device *d, const struct gemm *g, const cublasLtMatmulHeuri
         uint32_t tile = CUBLASLT_MATMUL_TILE_UNDEFINED, splits = 1;
         size_t written;
 
-        cublasLtMatmulAlgoConfigGetAttribute(&offered[i].algo, CUBLASLT_ALGO_CONFIG_TILE_ID, &tile, sizeof tile, &written);
+        cublasLtMatmulAlgoConfigGetAttribute(&offered[i].algo, CUBLASLT_ALGO_CONFIG_TILE_ID, &tile, sizeof tile,
+                                             &written);
         cublasLtMatmulAlgoConfigGetAttribute(&offered[i].algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &splits, sizeof splits,
                                              &written);
         if (offered[i].state == CUBLAS_STATUS_SUCCESS && tile == (uint32_t)wanted.tile && splits <= 1) return i;
@@ -121,8 +124,8 @@ bool choose_algorithm(cuda_device *d, product_plan *p)
 {
     constexpr int OFFERS = 12;
     const uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    const uint32_t align[4] = {(uint32_t)p->key.alignment[1], (uint32_t)p->key.alignment[0], (uint32_t)p->key.alignment[2],
-                               (uint32_t)p->key.alignment[3]};
+    const uint32_t align[4] = {(uint32_t)p->key.alignment[1], (uint32_t)p->key.alignment[0],
+                               (uint32_t)p->key.alignment[2], (uint32_t)p->key.alignment[3]};
     const cublasLtMatmulPreferenceAttributes_t which[4] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
@@ -133,7 +136,8 @@ bool choose_algorithm(cuda_device *d, product_plan *p)
     cublasLtMatmulPreferenceInit(&preference);
     cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &PRODUCT_BYTES,
                                          sizeof PRODUCT_BYTES);
-    cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes);
+    cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes,
+                                         sizeof schemes);
     for (int i = 0; i < 4; i++) cublasLtMatmulPreferenceSetAttribute(&preference, which[i], &align[i], sizeof align[i]);
     if (cublasLtMatmulAlgoGetHeuristic(d->blas, &p->operation, &p->left, &p->right, &p->result, &p->result, &preference,
                                        OFFERS, offered, &found) != CUBLAS_STATUS_SUCCESS ||
@@ -185,8 +189,8 @@ void matmul_close(cuda_device *d)
     d->products = nullptr;
 }
 
-void matmul(cuda_device *d, const struct gemm *g, const void *a, const void *b, float alpha, float beta, const void *from,
-            void *c)
+void matmul(cuda_device *d, const struct gemm *g, const void *a, const void *b, float alpha, float beta,
+            const void *from, void *c)
 {
     product_key key;
     product_plan *p;
@@ -216,8 +220,8 @@ void matmul(cuda_device *d, const struct gemm *g, const void *a, const void *b, 
         matmul_plain(d, g, a, b, alpha, beta, from, c);
         return;
     }
-    if (cublasLtMatmul(d->blas, &p->operation, &alpha, b, &p->left, a, &p->right, &beta, from, &p->result, c, &p->result,
-                       &p->algorithm, d->scratch, PRODUCT_BYTES, d->stream) != CUBLAS_STATUS_SUCCESS)
+    if (cublasLtMatmul(d->blas, &p->operation, &alpha, b, &p->left, a, &p->right, &beta, from, &p->result, c,
+                       &p->result, &p->algorithm, d->scratch, PRODUCT_BYTES, d->stream) != CUBLAS_STATUS_SUCCESS)
         record_error(d, cudaErrorUnknown, "cublasLtMatmul");
     launched(d, "gemm");
 }

@@ -8,8 +8,8 @@ void matmul_close(cuda_device *d);
 
 /* c = alpha a b + beta * from, with the shape and strides of g, whose `scale` and `add` do not count here; from has
  * the type, stride and gaps of c, and may be c. beta = 0: from is not read. */
-void matmul(cuda_device *d, const struct gemm *g, const void *a, const void *b, float alpha, float beta, const void *from,
-            void *c);
+void matmul(cuda_device *d, const struct gemm *g, const void *a, const void *b, float alpha, float beta,
+            const void *from, void *c);
 
 /* The operation: alpha is g->scale, beta is g->add, from is g->from or c. */
 static inline void matmul(cuda_device *d, const struct gemm *g, const void *a, const void *b, void *c)

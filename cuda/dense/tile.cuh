@@ -67,9 +67,11 @@ struct fragment<float, BM, BN> {
             float x[M], y[N];
 
 #pragma unroll
-            for (int i = 0; i < M; i++) x[i] = A == ALONG ? a[(r + 16 * i) * a_stride + k] : a[k * a_stride + r + 16 * i];
+            for (int i = 0; i < M; i++)
+                x[i] = A == ALONG ? a[(r + 16 * i) * a_stride + k] : a[k * a_stride + r + 16 * i];
 #pragma unroll
-            for (int j = 0; j < N; j++) y[j] = B == ALONG ? b[(c + 16 * j) * b_stride + k] : b[k * b_stride + c + 16 * j];
+            for (int j = 0; j < N; j++)
+                y[j] = B == ALONG ? b[(c + 16 * j) * b_stride + k] : b[k * b_stride + c + 16 * j];
 #pragma unroll
             for (int i = 0; i < M; i++)
 #pragma unroll
@@ -94,9 +96,10 @@ __device__ __forceinline__ void read_matrices(uint32_t (&x)[4], const bf16 *at, 
 
 __device__ __forceinline__ void multiply_add(float *sum, const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 /* Warps 4 down and 2 across, each with M x N instructions of 16 x 8 sums. */
@@ -212,7 +215,8 @@ struct tile : fragment<T, BM, BN> {
     /* The same with a left operand that is in shared memory already, DEPTH or a multiple of it deep, 0 where it
      * ends. */
     template <class R>
-    __device__ __forceinline__ void multiply_shared(shared &s, const T *a, int a_stride, const operand<R> &b, int64_t depth)
+    __device__ __forceinline__ void multiply_shared(shared &s, const T *a, int a_stride, const operand<R> &b,
+                                                    int64_t depth)
     {
         for (int64_t k = 0; k < depth; k += DEPTH) {
             __syncthreads();

@@ -18,7 +18,8 @@ void record_error(cuda_device *d, cudaError_t error, const char *operation)
 static glm52_status device_fail(cudaError_t error, const char *doing)
 {
     fail(GLM52_E_DEVICE, "CUDA: %s: %s (%s)", doing, cudaGetErrorString(error), cudaGetErrorName(error));
-    return fail_hint("the context is lost: create a new one; run again with CUDA_LAUNCH_BLOCKING=1 to see where it began");
+    return fail_hint(
+        "the context is lost: create a new one; run again with CUDA_LAUNCH_BLOCKING=1 to see where it began");
 }
 
 /* cudaMalloc hands out memory in pieces of this size; asked for whole ones, it takes exactly what it is asked for. */
@@ -176,8 +177,8 @@ void describe_device(int index, char *text, size_t bytes)
         snprintf(text, bytes, "cuda:%d", index);
         return;
     }
-    snprintf(text, bytes, "cuda:%d, %s, %.0f GiB, %d multiprocessors", index, p.name, (double)p.totalGlobalMem / (1 << 30),
-             p.multiProcessorCount);
+    snprintf(text, bytes, "cuda:%d, %s, %.0f GiB, %d multiprocessors", index, p.name,
+             (double)p.totalGlobalMem / (1 << 30), p.multiProcessorCount);
 }
 
 static glm52_status check_device(int index)
@@ -197,7 +198,8 @@ static glm52_status check_device(int index)
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
     cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index);
     if (major == 9 && minor == 0) return GLM52_OK;
-    fail(GLM52_E_UNSUPPORTED, "GPU %d has compute capability %d.%d; this build has code for 9.0 (Hopper)", index, major, minor);
+    fail(GLM52_E_UNSUPPORTED, "GPU %d has compute capability %d.%d; this build has code for 9.0 (Hopper)", index, major,
+         minor);
     return fail_hint("use a Hopper GPU, or device \"cpu\"");
 }
 

@@ -9,7 +9,8 @@
 #include "device/element.cuh"
 
 constexpr int SORT_THREADS = 1024, FEW_SORT_THREADS = 256;
-constexpr int MANY_BINS = 1536;  /* so many have room for a place per warp of SORT_THREADS on chip; more, of FEW_SORT_THREADS */
+/* So many have room for a place per warp of SORT_THREADS on chip; more, of FEW_SORT_THREADS. */
+constexpr int MANY_BINS = 1536;
 constexpr int SORT_BLOCKS = 128; /* that share the items: each reads the counts of all */
 
 struct sort_shape {
@@ -136,7 +137,8 @@ static void sort_place(cuda_device *d, const sort_shape &s, const Key &key, cons
     const size_t shared = (size_t)(THREADS / 32 + 1) * (size_t)s.bins * sizeof(int);
 
     allow_shared(sort_place_kernel<THREADS, Key>, shared);
-    sort_place_kernel<THREADS><<<(unsigned)std::max(1, s.blocks), THREADS, shared, d->stream>>>(s, key, counts, offsets);
+    sort_place_kernel<THREADS>
+        <<<(unsigned)std::max(1, s.blocks), THREADS, shared, d->stream>>>(s, key, counts, offsets);
 }
 
 /* counts: sort_bytes. offsets [bins+1], or NULL. */

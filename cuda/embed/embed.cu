@@ -11,7 +11,8 @@ constexpr int THREADS = 256;
 constexpr int AT_ONCE = 4; /* pieces of a row, or rows, that a thread has under way */
 
 template <class T, int V>
-__global__ __launch_bounds__(THREADS) void forward_kernel(const struct embed e, const int32_t *token, const T *table, T *y)
+__global__ __launch_bounds__(THREADS) void forward_kernel(const struct embed e, const int32_t *token, const T *table,
+                                                          T *y)
 {
     const int32_t from = token[blockIdx.x];
 

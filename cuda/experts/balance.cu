@@ -143,12 +143,14 @@ __device__ scales scales_of(const arguments &x, int32_t n)
 __global__ void losses_kernel(const arguments x)
 {
     const int32_t n = x.first + blockIdx.x;
-    const double *share = x.share + (int64_t)blockIdx.x * x.a.experts, *count = x.count + (int64_t)blockIdx.x * x.a.experts;
+    const double *share = x.share + (int64_t)blockIdx.x * x.a.experts,
+                 *count = x.count + (int64_t)blockIdx.x * x.a.experts;
     const scales scale = scales_of(x, n);
     double balance = 0, squares = 0;
 
     for (int e = threadIdx.x; e < x.a.experts; e += THREADS) balance += count[e] * share[e];
-    for (int64_t t = x.sequence[n] + threadIdx.x; t < x.sequence[n + 1]; t += THREADS) squares += x.row[t].z * x.row[t].z;
+    for (int64_t t = x.sequence[n] + threadIdx.x; t < x.sequence[n + 1]; t += THREADS)
+        squares += x.row[t].z * x.row[t].z;
     balance = block_sum<THREADS>(balance);
     squares = block_sum<THREADS>(squares);
     if (threadIdx.x != 0) return;
@@ -189,7 +191,8 @@ __global__ void gradients_kernel(const arguments x)
     const int32_t n = x.first + blockIdx.y;
     const scales scale = scales_of(x, n);
 
-    for (int64_t t = x.sequence[n] + blockIdx.x * WARPS + threadIdx.x / 32; t < x.sequence[n + 1]; t += gridDim.x * WARPS)
+    for (int64_t t = x.sequence[n] + blockIdx.x * WARPS + threadIdx.x / 32; t < x.sequence[n + 1];
+         t += gridDim.x * WARPS)
         add_row_gradient(x, t, x.count + (int64_t)blockIdx.y * x.a.experts, scale);
 }
 
@@ -219,8 +222,8 @@ void run_round(cuda_device *d, const arguments &x)
 
 } /* namespace */
 
-void route_auxiliary_losses(struct stream *s, const struct route_auxiliary *a, const float *logits, const int32_t *sequence,
-                            float *dlogits, double *loss, double *running)
+void route_auxiliary_losses(struct stream *s, const struct route_auxiliary *a, const float *logits,
+                            const int32_t *sequence, float *dlogits, double *loss, double *running)
 {
     constexpr int64_t MOST = 32768; /* sequences at a time: a grid's second dimension ends at 65535 */
     cuda_device *d = device_of(s);
@@ -233,7 +236,8 @@ void route_auxiliary_losses(struct stream *s, const struct route_auxiliary *a, c
     x.parts = (int32_t)std::max<int64_t>(1, std::min<int64_t>(PARTS / a->sequences, divided(a->rows, WARPS)));
     x.row = carve<row_state>(d->scratch, &used, a->rows);
     x.chosen = carve<unsigned>(d->scratch, &used, a->rows * divided(a->experts, 32));
-    each = (size_t)a->experts * (2 * sizeof(double) + (size_t)x.parts * (sizeof(double) + sizeof(int32_t))) + sizeof(double);
+    each = (size_t)a->experts * (2 * sizeof(double) + (size_t)x.parts * (sizeof(double) + sizeof(int32_t))) +
+           sizeof(double);
     fit = used + 4096 > SCRATCH_BYTES ? 0 : (int64_t)((SCRATCH_BYTES - used - 4096) / each);
     fit = std::min(std::min<int64_t>(fit, MOST), (int64_t)a->sequences);
     if (fit == 0) {

@@ -29,14 +29,16 @@ void dispatch_sort(struct stream *s, const struct dispatch *d, const int32_t *ch
     cuda_device *device = device_of(s);
 
     count_dispatch_sort(s, d);
-    counting_sort(device, d->rows * d->k, d->experts, assignments{chosen, source, place}, (int32_t *)workspace, offsets);
+    counting_sort(device, d->rows * d->k, d->experts, assignments{chosen, source, place}, (int32_t *)workspace,
+                  offsets);
     launched(device, "dispatch_sort");
 }
 
 /* ---- moves ---- */
 
 template <class T, int V>
-__global__ __launch_bounds__(THREADS) void spread_kernel(const struct dispatch d, const int32_t *place, const T *x, T *y)
+__global__ __launch_bounds__(THREADS) void spread_kernel(const struct dispatch d, const int32_t *place, const T *x,
+                                                         T *y)
 {
     const T *from = x + blockIdx.x * d.width;
 
@@ -51,7 +53,8 @@ __global__ __launch_bounds__(THREADS) void spread_kernel(const struct dispatch d
 /* The sum is rounded to the type once. Experts are met AT_ONCE at a time, to have that many
  * loads under way; their order is that of j. */
 template <class T, int V>
-__global__ __launch_bounds__(THREADS) void collect_kernel(const struct dispatch d, const int32_t *place, const T *x, T *y)
+__global__ __launch_bounds__(THREADS) void collect_kernel(const struct dispatch d, const int32_t *place, const T *x,
+                                                          T *y)
 {
     constexpr int AT_ONCE = 8;
 

@@ -96,7 +96,8 @@ __global__ __launch_bounds__(TILE_THREADS) void weight_kernel(const arguments x)
 
 /* Hopper's kernels take it: true, and it has run. What they report is kept. */
 template <class Function>
-bool on_tensor_cores(cuda_device *d, const struct grouped_gemm *g, const void *a, const void *b, const void *c, Function call)
+bool on_tensor_cores(cuda_device *d, const struct grouped_gemm *g, const void *a, const void *b, const void *c,
+                     Function call)
 {
     const struct grouped_gemm_shape shape = {g->rows, g->n, g->k, g->stride, g->groups, g->add, type_of(g->type),
                                              type_of(g->gradient)};
@@ -107,9 +108,11 @@ bool on_tensor_cores(cuda_device *d, const struct grouped_gemm *g, const void *a
     return true;
 }
 
-arguments arguments_of(const struct grouped_gemm *g, const int32_t *offsets, const void *left, const void *right, void *out)
+arguments arguments_of(const struct grouped_gemm *g, const int32_t *offsets, const void *left, const void *right,
+                       void *out)
 {
-    const bool wide = g->n % WIDE == 0 && g->k % WIDE == 0 && g->stride % WIDE == 0 && aligned16(left) && aligned16(right);
+    const bool wide = g->n % WIDE == 0 && g->k % WIDE == 0 && g->stride % WIDE == 0 && aligned16(left) &&
+                      aligned16(right);
 
     return {*g, offsets, left, right, out, wide};
 }
@@ -151,8 +154,8 @@ void grouped_gemm_backward_rows(struct stream *s, const struct grouped_gemm *g, 
         rows_product<ACROSS>(d, arguments_of(g, offsets, dy, w, dx), g->n, g->k);
 }
 
-void grouped_gemm_backward_weight(struct stream *s, const struct grouped_gemm *g, const int32_t *offsets, const void *dy,
-                                  const void *x, void *dw)
+void grouped_gemm_backward_weight(struct stream *s, const struct grouped_gemm *g, const int32_t *offsets,
+                                  const void *dy, const void *x, void *dw)
 {
     cuda_device *d = device_of(s);
     const arguments a = arguments_of(g, offsets, dy, x, dw);

@@ -32,7 +32,8 @@ __global__ __launch_bounds__(THREADS) void forward_kernel(const struct route r, 
         const int e = i * 32 + lane, turn = (int)(t * r.k % r.experts);
 
         key[i] = e < r.experts ? choice_key(logit[e], bias[e]) : 0;
-        if (r.forced && !r.given && e < r.experts && (e - turn + r.experts) % r.experts < r.k) taken[i / 32] |= 1u << i % 32;
+        if (r.forced && !r.given && e < r.experts && (e - turn + r.experts) % r.experts < r.k)
+            taken[i / 32] |= 1u << i % 32;
     }
     if (r.given) take_given(chosen + t * r.k, r.k, lane, taken);
     else if (!r.forced) take_best(key, r.k, taken);
@@ -204,8 +205,9 @@ __device__ unsigned last_rank(const ranked &r, int places, int *left)
 }
 
 /* A block an expert, its assignments in order of rows. */
-__global__ __launch_bounds__(THREADS) void capacity_kernel(const int32_t *offsets, const int32_t *source, int64_t capacity,
-                                                           bool by_weight, float *weight, double *dropped)
+__global__ __launch_bounds__(THREADS) void capacity_kernel(const int32_t *offsets, const int32_t *source,
+                                                           int64_t capacity, bool by_weight, float *weight,
+                                                           double *dropped)
 {
     static_assert(THREADS == 256, "a thread a bin");
     __shared__ unsigned held[ranked::HELD];
@@ -243,7 +245,8 @@ void limit_capacity(struct stream *s, const struct route *r, int64_t capacity, i
     count_limit_capacity(s, r);
     if (r->rows == 0) return;
     int32_t *counts = carve<int32_t>(d->scratch, &used, (int64_t)(sort_bytes(count, r->experts) / sizeof(int32_t)));
-    int32_t *offsets = carve<int32_t>(d->scratch, &used, r->experts + 1), *source = carve<int32_t>(d->scratch, &used, count);
+    int32_t *offsets = carve<int32_t>(d->scratch, &used, r->experts + 1),
+            *source = carve<int32_t>(d->scratch, &used, count);
     if (used > SCRATCH_BYTES) {
         record_error(d, cudaErrorInvalidValue, "limit_capacity: more assignments than the scratch has room for");
         return;
@@ -265,7 +268,8 @@ __global__ void bias_kernel(int32_t experts, float rate, const float *coefficien
         bias[e] += rate * (float)((mean > counts[e]) - (mean < counts[e]));
 }
 
-void balance_bias(struct stream *s, int32_t experts, float rate, const float *coefficient, const double *counts, float *bias)
+void balance_bias(struct stream *s, int32_t experts, float rate, const float *coefficient, const double *counts,
+                  float *bias)
 {
     cuda_device *d = device_of(s);
 

@@ -76,5 +76,5 @@ static inline void with_each(int32_t experts, F f)
         f(std::integral_constant<int, 128>());
 }
 
-void route_auxiliary_losses(struct stream *s, const struct route_auxiliary *a, const float *logits, const int32_t *sequence,
-                            float *dlogits, double *loss, double *running);
+void route_auxiliary_losses(struct stream *s, const struct route_auxiliary *a, const float *logits,
+                            const int32_t *sequence, float *dlogits, double *loss, double *running);

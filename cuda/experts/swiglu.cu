@@ -79,8 +79,8 @@ __global__ __launch_bounds__(THREADS, BLOCKS) void forward_kernel(const struct s
 
 template <class T, int V, int ROWS>
 __global__ __launch_bounds__(THREADS, BLOCKS) void backward_kernel(const struct swiglu g, const T *gate_up,
-                                                                   const float *weight, const int32_t *source, const T *dact,
-                                                                   T *dgate_up, float *dweight, T *act)
+                                                                   const float *weight, const int32_t *source,
+                                                                   const T *dact, T *dgate_up, float *dweight, T *act)
 {
     __shared__ float part[ROWS][THREADS / 32];
     block_rows<ROWS> rows(g, weight, source);
@@ -105,7 +105,8 @@ __global__ __launch_bounds__(THREADS, BLOCKS) void backward_kernel(const struct 
             if (r >= rows.count) break;
 #pragma unroll
             for (int i = 0; i < V; i++) {
-                const float x = get(gate[r].at[i]), y = get(up[r].at[i]), down = get(d[r].at[i]), slope = down * rows.p[r];
+                const float x = get(gate[r].at[i]), y = get(up[r].at[i]), down = get(d[r].at[i]),
+                            slope = down * rows.p[r];
                 const float sigmoid = sigmoid_of<T>(x), silu = x * sigmoid;
 
                 sum[r] += silu * y * down;

@@ -131,8 +131,8 @@ __device__ bool seen(const bounds &b, int row, int64_t key)
 
 __device__ bool any_seen(const bounds &b, int64_t key)
 {
-    const bool mine = threadIdx.x < TILE && b.start[threadIdx.x] < b.end[threadIdx.x] && b.start[threadIdx.x] < key + TILE &&
-                      b.end[threadIdx.x] > key;
+    const bool mine = threadIdx.x < TILE && b.start[threadIdx.x] < b.end[threadIdx.x] &&
+                      b.start[threadIdx.x] < key + TILE && b.end[threadIdx.x] > key;
 
     return __syncthreads_or(mine);
 }
@@ -144,7 +144,8 @@ __device__ operand<T> rows_of(const void *array, int64_t heads, int64_t width, i
 }
 
 template <class T>
-__device__ void teacher_logits(const arguments &x, product &t, product::shared &shared, const block &b, int64_t key, int h)
+__device__ void teacher_logits(const arguments &x, product &t, product::shared &shared, const block &b, int64_t key,
+                               int h)
 {
     const int64_t of = (int64_t)h * x.t.key_heads / x.t.heads;
 
@@ -155,7 +156,8 @@ __device__ void teacher_logits(const arguments &x, product &t, product::shared &
 }
 
 template <class T>
-__device__ void student_dots(const arguments &x, product &t, product::shared &shared, const block &b, int64_t key, int h)
+__device__ void student_dots(const arguments &x, product &t, product::shared &shared, const block &b, int64_t key,
+                             int h)
 {
     t.clear();
     t.multiply(shared, rows_of<T>(x.q, x.i.heads, x.i.width, x.first + b.row, h, b.rows),
@@ -255,15 +257,16 @@ __global__ __launch_bounds__(THREADS) void loss_kernel(const arguments x)
     if (threadIdx.x == 0 && here) x.kl[t] = kl;
     if (!x.seen) return;
     const range seen = x.seen[blockIdx.x / DENSE_GROUP];
-    const int64_t low = seen.low / DENSE_KEYS * DENSE_KEYS, high = (seen.high + DENSE_KEYS - 1LL) / DENSE_KEYS * DENSE_KEYS;
+    const int64_t low = seen.low / DENSE_KEYS * DENSE_KEYS,
+                  high = (seen.high + DENSE_KEYS - 1LL) / DENSE_KEYS * DENSE_KEYS;
     for (int64_t u = low + threadIdx.x; u < high; u += THREADS)
         if (u < start || u >= end) p[u] = 0;
 }
 
 /* c of a tile into shared memory, 0 where not visible, and if wanted the terms of dweight. */
 template <class T>
-__device__ void coefficients(const arguments &x, product::shared &shared, const bounds &bound, const block &b, int64_t key,
-                             int h, float (*c)[TILE + 4], float (*term)[TILE + 1])
+__device__ void coefficients(const arguments &x, product::shared &shared, const bounds &bound, const block &b,
+                             int64_t key, int h, float (*c)[TILE + 4], float (*term)[TILE + 1])
 {
     product t;
 
@@ -310,8 +313,8 @@ __global__ __launch_bounds__(THREADS) void rows_kernel(const arguments x)
         for (int apart = 1; apart < QUARTER; apart *= 2) here += __shfl_xor_sync(~0u, here, apart);
         dweight += here;
         g.multiply_shared(shared.sums, &c[0][0], TILE + 4,
-                          operand<T>{(const T *)x.key + key * width + column, width, (int)min((int64_t)COLUMNS, width - column),
-                                     false},
+                          operand<T>{(const T *)x.key + key * width + column, width,
+                                     (int)min((int64_t)COLUMNS, width - column), false},
                           left);
     }
     g.each([&](int r, int e, float sum) {

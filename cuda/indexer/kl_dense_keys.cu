@@ -11,7 +11,8 @@ using namespace hopper;
 
 namespace {
 
-constexpr int GROUPS = DENSE_KEYS / 64, THREADS = GROUPS * 128; /* the first also loads: a warp for it would cost registers */
+constexpr int GROUPS = DENSE_KEYS / 64, /* the first also loads: a warp for it would cost registers */
+              THREADS = GROUPS * 128;
 constexpr int ROWS = 4;                                         /* of a step */
 constexpr int STAGES = 6, AHEAD = STAGES - 2;                   /* steps between loading and using */
 constexpr int DEPTH = ROWS * DENSE_HEADS;                       /* of a step's product */
@@ -69,8 +70,8 @@ __device__ __forceinline__ void read_keys(const dense_slopes &x, int64_t step, i
 }
 
 /* Slope times weights where active: keys x 16 heads, the heads' first 16 or last. */
-__device__ __forceinline__ void make_operand(const two_keys &e, const float2 (&weight)[4], int half, uint32_t (&kept)[4],
-                                             uint32_t (&lost)[4])
+__device__ __forceinline__ void make_operand(const two_keys &e, const float2 (&weight)[4], int half,
+                                             uint32_t (&kept)[4], uint32_t (&lost)[4])
 {
     const int quarter = threadIdx.x % 4;
 
@@ -86,7 +87,8 @@ __device__ __forceinline__ void make_operand(const two_keys &e, const float2 (&w
         }
 }
 
-__device__ __forceinline__ void add_row(const dense_slopes &x, int64_t row, const two_keys &e, uint32_t q, float (&sum)[64])
+__device__ __forceinline__ void add_row(const dense_slopes &x, int64_t row, const two_keys &e, uint32_t q,
+                                        float (&sum)[64])
 {
     const int64_t t = min(x.first + row, x.all_rows - 1);
     uint32_t kept[2][4], lost[2][4];
@@ -175,6 +177,7 @@ void dense_keys(cuda_device *d, const dense_slopes &x)
     if (!map_bf16_rows(&q, x.q, x.all_rows * DENSE_HEADS, DENSE_WIDTH, DEPTH))
         return record_error(d, cudaErrorNotSupported, "index_kl_dense");
     allow_shared(keys_kernel, SHARED_BYTES);
-    keys_kernel<<<dim3((unsigned)x.parts, (unsigned)divided(x.keys, DENSE_KEYS)), THREADS, SHARED_BYTES, d->stream>>>(q, x);
+    keys_kernel<<<dim3((unsigned)x.parts, (unsigned)divided(x.keys, DENSE_KEYS)), THREADS, SHARED_BYTES, d->stream>>>(
+        q, x);
     add_parts_kernel<<<blocks_for(d, x.keys * DENSE_WIDTH / 4, 256), 256, 0, d->stream>>>(x);
 }

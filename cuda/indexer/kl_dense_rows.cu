@@ -149,10 +149,12 @@ __device__ __forceinline__ void write_gradients(const dense_slopes &x, int64_t r
 }
 
 /* blockIdx: group of rows, from the last, which sees most keys in causal attention. */
-__global__ __launch_bounds__(THREADS, 1) void rows_kernel(const __grid_constant__ CUtensorMap keys, const dense_slopes x)
+__global__ __launch_bounds__(THREADS, 1) void rows_kernel(const __grid_constant__ CUtensorMap keys,
+                                                          const dense_slopes x)
 {
     extern __shared__ char memory[];
-    const uint32_t base = shared_address(memory), stages = (base + 1023) & ~1023u, barriers = stages + STAGES * STAGE_BYTES;
+    const uint32_t base = shared_address(memory), stages = (base + 1023) & ~1023u,
+                   barriers = stages + STAGES * STAGE_BYTES;
     const ring fresh = {stages, barriers, barriers + STAGES * 8};
     const int64_t group = gridDim.x - 1 - (int64_t)blockIdx.x, row = group * DENSE_GROUP + threadIdx.x / 64;
     const range seen = x.seen[group];

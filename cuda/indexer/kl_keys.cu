@@ -12,8 +12,8 @@ using namespace hopper;
 
 namespace {
 
-constexpr int GROUPS = KL_KEYS / 64;
-constexpr int THREADS = GROUPS * 128;              /* the first of them also loads: a warp for it would cost registers */
+constexpr int GROUPS = KL_KEYS / 64;               /* the first also loads: a warp for it would cost registers */
+constexpr int THREADS = GROUPS * 128;
 constexpr int STAGES = 6, AHEAD = STAGES - 2;      /* steps between loading and using */
 constexpr int DEPTH = KL_ROWS * KL_HEADS;          /* of a step's product */
 constexpr uint32_t HALF_BYTES = DEPTH * 64 * 2, STAGE_BYTES = 2 * HALF_BYTES;
@@ -30,7 +30,8 @@ struct loader {
     uint32_t parity = 1;
 
     /* the next step, once its place in the ring is free; nothing behind the last */
-    __device__ __forceinline__ void load(const kl_call &c, const shared *s, uint32_t stages, int steps, const CUtensorMap *q)
+    __device__ __forceinline__ void load(const kl_call &c, const shared *s, uint32_t stages, int steps,
+                                         const CUtensorMap *q)
     {
         while (next < steps && !s->filled[next]) next++;
         if (next >= steps) return;
@@ -115,7 +116,8 @@ __device__ __forceinline__ void sum_rows(const kl_call &c, const shared *s, uint
                 float2 weight[4];
 
 #pragma unroll
-                for (int i = 0; i < 4; i++) weight[i] = __ldg((const float2 *)&c.weight[t * KL_HEADS + 8 * i + 2 * quarter]);
+                for (int i = 0; i < 4; i++)
+                    weight[i] = __ldg((const float2 *)&c.weight[t * KL_HEADS + 8 * i + 2 * quarter]);
                 make_operand(a[row * 2], e[pair + row], weight, 0);
                 make_operand(a[row * 2 + 1], e[pair + row], weight, 1);
             }

@@ -258,8 +258,8 @@ static_assert(CHUNK / sizeof(entry) <= KL_MOST_ENTRIES && FEWEST_ROWS * KL_MOST_
 
 bool is_fast(const struct indexer *i)
 {
-    return i->type == GLM52_DTYPE_BF16 && i->heads == KL_HEADS && i->width == KL_WIDTH && i->k <= KL_MOST_KEYS && i->rows > 0 &&
-           i->rows <= INT32_MAX / KL_HEADS && i->keys > 0 && i->sides == 0;
+    return i->type == GLM52_DTYPE_BF16 && i->heads == KL_HEADS && i->width == KL_WIDTH && i->k <= KL_MOST_KEYS &&
+           i->rows > 0 && i->rows <= INT32_MAX / KL_HEADS && i->keys > 0 && i->sides == 0;
 }
 
 /* Rounds of a row at most: in each of the groups that it has entries in, one may be less than full. */
@@ -352,8 +352,10 @@ void index_kl_selected(struct stream *s, const struct indexer *i, const void *q,
 
     count_index_kl_selected(s, i);
     if (is_fast(i))
-        learn_fast(d, {*i, (const bf16 *)q, (const bf16 *)key, weight, selected, target, row_weight, kl, (bf16 *)dq, dkey,
-                       dweight}, workspace);
+        learn_fast(d,
+                   {*i, (const bf16 *)q, (const bf16 *)key, weight, selected, target, row_weight, kl, (bf16 *)dq, dkey,
+                    dweight},
+                   workspace);
     else
         learn(d, {*i, q, key, weight, selected, target, row_weight, kl, dq, dkey, dweight}, workspace);
     launched(d, "index_kl_selected");

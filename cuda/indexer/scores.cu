@@ -30,12 +30,13 @@ __device__ bool wanted(const score_call &c, int64_t row, int64_t rows, int64_t k
 }
 
 template <class T>
-__global__ __launch_bounds__(TILE_THREADS) void scores_kernel(const score_call c, int64_t first, int64_t rows, score_use use,
-                                                              int64_t stride, float *scores)
+__global__ __launch_bounds__(TILE_THREADS) void scores_kernel(const score_call c, int64_t first, int64_t rows,
+                                                              score_use use, int64_t stride, float *scores)
 {
     using product = tile<T, TILE<T>, TILE<T>, ALONG, ALONG>;
     __shared__ typename product::shared shared;
-    const int64_t i = (int64_t)blockIdx.y * TILE<T>, u = (int64_t)blockIdx.x * TILE<T>, heads = c.i.heads, width = c.i.width;
+    const int64_t i = (int64_t)blockIdx.y * TILE<T>, u = (int64_t)blockIdx.x * TILE<T>, heads = c.i.heads,
+                  width = c.i.width;
     const T *q = (const T *)c.q + (first + i) * heads * width;
     const operand<T> key = {(const T *)c.key + u * width, width, (int)min((int64_t)TILE<T>, c.i.keys - u), c.wide};
     const int left = (int)min((int64_t)TILE<T>, rows - i);
@@ -92,7 +93,8 @@ void index_select(struct stream *s, const struct indexer *i, const void *q, cons
         const int64_t rows = std::min(step, i->rows - first);
 
         score_rows(d, c, first, rows, SCORES_SELECT, stride, (float *)workspace);
-        select_rows(d, first, rows, i->keys, stride, i->k, (const float *)workspace, start, end, true, selected, nullptr);
+        select_rows(d, first, rows, i->keys, stride, i->k, (const float *)workspace, start, end, true, selected,
+                    nullptr);
     }
     launched(d, "index_select");
 }
@@ -117,8 +119,8 @@ void select_topk(struct stream *s, int64_t rows, int64_t keys, int32_t k, const 
 
 } /* namespace */
 
-score_call score_call_of(const struct indexer *i, const void *q, const void *key, const float *weight, const int32_t *start,
-                         const int32_t *end)
+score_call score_call_of(const struct indexer *i, const void *q, const void *key, const float *weight,
+                         const int32_t *start, const int32_t *end)
 {
     return {*i, q, key, weight, start, end, i->width % WIDE == 0 && aligned16(q) && aligned16(key)};
 }

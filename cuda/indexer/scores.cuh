@@ -11,8 +11,8 @@ struct score_call {
     bool wide; /* see dense/tile.cuh */
 };
 
-score_call score_call_of(const struct indexer *i, const void *q, const void *key, const float *weight, const int32_t *start,
-                         const int32_t *end);
+score_call score_call_of(const struct indexer *i, const void *q, const void *key, const float *weight,
+                         const int32_t *start, const int32_t *end);
 
 enum score_use {
     SCORES_ALL,     /* -inf where a key is not visible */

@@ -205,7 +205,8 @@ __device__ __forceinline__ uint32_t fold_active(const float (&d)[COUNT], int key
     for (int r = 0; r < 4; r++) {
         word[r] = 0;
 #pragma unroll
-        for (int h = 0; h < 8; h++) word[r] |= d[r * 16 + h / 2 * 4 + key * 2 + h % 2] > 0 ? 1u << (h % 2 * 16 + h / 2) : 0;
+        for (int h = 0; h < 8; h++)
+            word[r] |= d[r * 16 + h / 2 * 4 + key * 2 + h % 2] > 0 ? 1u << (h % 2 * 16 + h / 2) : 0;
         word[r] <<= threadIdx.x % 4 * 4;
     }
     return join_lanes(word, [](uint32_t a, uint32_t b) { return a | b; });
@@ -318,7 +319,8 @@ __device__ __forceinline__ void score(shared *s, uint32_t q, uint32_t keys, int 
 
 template <bool ACTIVE>
 __global__ __launch_bounds__(THREADS, 1) void scores_kernel(const __grid_constant__ CUtensorMap q_map,
-                                                            const __grid_constant__ CUtensorMap key_map, const arguments a)
+                                                            const __grid_constant__ CUtensorMap key_map,
+                                                            const arguments a)
 {
     extern __shared__ char memory[];
     const uint32_t base = shared_address(memory), q = (base + 1023) & ~1023u, keys = q + 2 * HALF_Q;
@@ -354,12 +356,13 @@ bool hopper_score_rows(cuda_device *d, const score_call &c, int64_t first, int64
 
     if (c.i.type != GLM52_DTYPE_BF16 || c.i.heads != HEADS || c.i.width != WIDTH || !c.wide ||
         c.i.rows > INT32_MAX / HEADS || c.i.keys > INT32_MAX - KEYS ||
-        !map_bf16_rows(&q, c.q, c.i.rows * HEADS, WIDTH, BOX_ROWS) || !map_bf16_rows(&key, c.key, c.i.keys, WIDTH, KEYS))
+        !map_bf16_rows(&q, c.q, c.i.rows * HEADS, WIDTH, BOX_ROWS) ||
+        !map_bf16_rows(&key, c.key, c.i.keys, WIDTH, KEYS))
         return false;
     allow_shared(kernel, SHARED_BYTES);
     for (int64_t done = 0; done < rows; done += MOST_TILES * ROWS) {
-        const arguments a = {first + done, std::min<int64_t>(rows - done, MOST_TILES * ROWS), c.i.keys, stride, c.i.k, use,
-                             c.weight, c.start, c.end, scores + done * stride,
+        const arguments a = {first + done, std::min<int64_t>(rows - done, MOST_TILES * ROWS), c.i.keys, stride, c.i.k,
+                             use, c.weight, c.start, c.end, scores + done * stride,
                              active ? active + done * stride : nullptr};
 
         kernel<<<d->multiprocessors, THREADS, SHARED_BYTES, d->stream>>>(q, key, a);

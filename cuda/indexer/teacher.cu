@@ -211,8 +211,8 @@ __device__ void log_sums(const teaching &x, shared_teacher &s, const course &c, 
 
 /* blockIdx: tile of the chunk's rows; tile of keys, or which half of these tiles; head. */
 template <bool LSE>
-__global__ __cluster_dims__(2, 2) __launch_bounds__(THREADS, 1) void teacher_kernel(const __grid_constant__ teacher_maps m,
-                                                                                    const teaching x)
+__global__ __cluster_dims__(2, 2) __launch_bounds__(THREADS, 1)
+void teacher_kernel(const __grid_constant__ teacher_maps m, const teaching x)
 {
     extern __shared__ unsigned char memory[];
     shared_teacher &s = *(shared_teacher *)(memory + (-shared_address(memory) & 1023));

@@ -230,7 +230,8 @@ __device__ __forceinline__ void append(list *l, uint32_t candidates, float score
 template <int THREADS, bool LEADING>
 __device__ bool collect(on_chip *s, const row &r, const narrowed &at, int digit, bool mark, uint32_t *bitmap, list *l)
 {
-    const float low = score_of((uint32_t)at.prefix << 21), high = score_of((uint32_t)(at.prefix + 1) << 21); /* NaN above inf */
+    const float low = score_of((uint32_t)at.prefix << 21),
+                high = score_of((uint32_t)(at.prefix + 1) << 21); /* NaN above inf */
 
     if (threadIdx.x == 0) s->overflow = false;
     __syncthreads();
@@ -340,14 +341,15 @@ void launch(cuda_device *d, int64_t first, int64_t rows, int64_t keys, int64_t s
     const size_t bytes = THREADS / 32 * LIST * sizeof(uint64_t) + bitmap;
 
     cudaFuncSetAttribute(select_kernel<THREADS>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    select_kernel<THREADS><<<(unsigned)rows, THREADS, bytes, d->stream>>>(first, stride, k, scores, start, end, all_short,
-                                                                         selected, length);
+    select_kernel<THREADS><<<(unsigned)rows, THREADS, bytes, d->stream>>>(first, stride, k, scores, start, end,
+                                                                          all_short, selected, length);
 }
 
 } /* namespace */
 
-void select_rows(cuda_device *d, int64_t first, int64_t rows, int64_t keys, int64_t stride, int32_t k, const float *scores,
-                 const int32_t *start, const int32_t *end, bool all_short, int32_t *selected, int32_t *length)
+void select_rows(cuda_device *d, int64_t first, int64_t rows, int64_t keys, int64_t stride, int32_t k,
+                 const float *scores, const int32_t *start, const int32_t *end, bool all_short, int32_t *selected,
+                 int32_t *length)
 {
     /* Few rows: more threads on each. */
     (rows > 2 * d->multiprocessors ? launch<512> : launch<1024>)(d, first, rows, keys, stride, k, scores, start, end,

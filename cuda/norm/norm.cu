@@ -96,8 +96,8 @@ void forward(cuda_device *d, const struct norm *n, const void *x, const void *ga
 /* With g = gain * dy and h = (x - mean) rstd: dx = rstd (g - mean(g) - h mean(g h)); mean(g) counts for LayerNorm
  * alone. What a thread reads of dy it also writes to dx, and nobody else does: dx may be dy. */
 template <class T, int V, bool LAYER>
-__device__ void backward_row(const struct norm &n, const T *x, const T *gain, float mean, float rstd, const T *dy, T *dx,
-                             float *dgain, float *dbias)
+__device__ void backward_row(const struct norm &n, const T *x, const T *gain, float mean, float rstd, const T *dy,
+                             T *dx, float *dgain, float *dbias)
 {
     float mean_g = 0, mean_gh = 0;
 
@@ -153,8 +153,8 @@ __global__ __launch_bounds__(THREADS) void backward_kernel(const struct norm n, 
     }
     for (int64_t row = first; row < end; row++)
         backward_row<T, V, LAYER>(n, x + row * n.x_stride, gain, LAYER ? statistics[2 * row] : 0,
-                                  statistics[LAYER ? 2 * row + 1 : row], dy + row * n.y_stride, dx + row * n.x_stride, dgain,
-                                  dbias);
+                                  statistics[LAYER ? 2 * row + 1 : row], dy + row * n.y_stride, dx + row * n.x_stride,
+                                  dgain, dbias);
     if (!on_chip) return;
     __syncthreads();
     for (int64_t j = threadIdx.x; j < (LAYER ? 2 : 1) * n.width; j += THREADS) own[j] = shared[j];
@@ -202,8 +202,8 @@ void add_blocks(cuda_device *d, int blocks, int64_t width, const float *partial,
 }
 
 template <bool LAYER>
-void backward(cuda_device *d, const struct norm *n, const void *x, const void *gain, const float *statistics, const void *dy,
-              void *dx, float *dgain, float *dbias, void *workspace)
+void backward(cuda_device *d, const struct norm *n, const void *x, const void *gain, const float *statistics,
+              const void *dy, void *dx, float *dgain, float *dbias, void *workspace)
 {
     const unsigned blocks = (unsigned)block_count(n->rows);
     const size_t bytes = (LAYER ? 2 : 1) * (size_t)n->width * sizeof(float);
@@ -240,15 +240,15 @@ void rmsnorm_backward(struct stream *s, const struct norm *n, const void *x, con
     backward<false>(device_of(s), n, x, gain, rstd, dy, dx, dgain, nullptr, workspace);
 }
 
-void layernorm_forward(struct stream *s, const struct norm *n, const void *x, const void *gain, const void *bias, void *y,
-                       float *statistics)
+void layernorm_forward(struct stream *s, const struct norm *n, const void *x, const void *gain, const void *bias,
+                       void *y, float *statistics)
 {
     count_layernorm_forward(s, n);
     forward<true>(device_of(s), n, x, gain, bias, y, statistics);
 }
 
-void layernorm_backward(struct stream *s, const struct norm *n, const void *x, const void *gain, const float *statistics,
-                        const void *dy, void *dx, float *dgain, float *dbias, void *workspace)
+void layernorm_backward(struct stream *s, const struct norm *n, const void *x, const void *gain,
+                        const float *statistics, const void *dy, void *dx, float *dgain, float *dbias, void *workspace)
 {
     count_layernorm_backward(s, n);
     backward<true>(device_of(s), n, x, gain, statistics, dy, dx, dgain, dbias, workspace);

@@ -28,8 +28,8 @@ void rope_table(struct stream *s, int64_t rows, int32_t half, const int32_t *pos
 
     count_rope_table(s, rows, half);
     if (rows == 0) return;
-    table_kernel<<<blocks_for(d, rows * half, THREADS), THREADS, 0, d->stream>>>(rows, half, position, inverse_frequency,
-                                                                                 table);
+    table_kernel<<<blocks_for(d, rows * half, THREADS), THREADS, 0, d->stream>>>(rows, half, position,
+                                                                                 inverse_frequency, table);
     launched(d, "rope_table");
 }
 
@@ -78,7 +78,8 @@ __device__ __forceinline__ void rotate_piece(const struct rope &r, const float (
 
 /* As many heads at a time as shall be under way. */
 template <int HEADS>
-__global__ __launch_bounds__(THREADS) void rope_pieces_kernel(const struct rope r, const float *table, const bf16 *x, bf16 *y)
+__global__ __launch_bounds__(THREADS) void rope_pieces_kernel(const struct rope r, const float *table, const bf16 *x,
+                                                              bf16 *y)
 {
     const int64_t row = blockIdx.x * (int64_t)blockDim.z + threadIdx.z, column = threadIdx.x * WIDE;
     const int step = blockDim.y;
@@ -215,7 +216,8 @@ void spread_heads(struct stream *s, const struct spread *r, const void *x, void 
 template <class T>
 __global__ void sum_kernel(const struct spread r, const T *y, float *x)
 {
-    for (int64_t i = blockIdx.x * (int64_t)THREADS + threadIdx.x; i < r.rows * r.width; i += (int64_t)gridDim.x * THREADS) {
+    for (int64_t i = blockIdx.x * (int64_t)THREADS + threadIdx.x; i < r.rows * r.width;
+         i += (int64_t)gridDim.x * THREADS) {
         const int64_t j = i % r.width, row = i / r.width;
         float sum = 0;
 

@@ -23,8 +23,9 @@ void clip(struct stream *s, const double *squares, float limit, float *norm, flo
 /* Types of the weight, of its rounded copy (NULL: none), of the gradient and of the moments. What is loaded before a
  * skipped update is known to be one is not used. */
 template <class W, class Copy, class G, class M, int V>
-__global__ __launch_bounds__(THREADS) void adamw_kernel(const struct adamw a, const float *rates, const float *coefficient,
-                                                        const G *gradient, M *m, M *v, W *w, Copy *copy)
+__global__ __launch_bounds__(THREADS) void adamw_kernel(const struct adamw a, const float *rates,
+                                                        const float *coefficient, const G *gradient, M *m, M *v, W *w,
+                                                        Copy *copy)
 {
     float g[ROUNDS<V>][V], mean[ROUNDS<V>][V], square[ROUNDS<V>][V], x[ROUNDS<V>][V];
 
@@ -76,8 +77,8 @@ void launch(cuda_device *d, const adamw_call &c)
 {
     constexpr int V = RUN<W, Copy, G, M>;
     const int64_t count = c.shape->count;
-    const bool wide = count % V == 0 && aligned16(c.gradient) && aligned16(c.m) && aligned16(c.v) && aligned16(c.weight) &&
-                      aligned16(c.copy);
+    const bool wide = count % V == 0 && aligned16(c.gradient) && aligned16(c.m) && aligned16(c.v) &&
+                      aligned16(c.weight) && aligned16(c.copy);
     auto kernel = wide ? adamw_kernel<W, Copy, G, M, V> : adamw_kernel<W, Copy, G, M, 1>;
 
     const unsigned grid = wide ? blocks<V>(count) : blocks<1>(count);
@@ -86,10 +87,11 @@ void launch(cuda_device *d, const adamw_call &c)
                                             (W *)c.weight, (Copy *)c.copy);
 }
 
-void run_adamw(struct stream *s, const struct adamw *a, const float *rates, const float *coefficient, const void *gradient,
-               void *m, void *v, float *master, void *parameter)
+void run_adamw(struct stream *s, const struct adamw *a, const float *rates, const float *coefficient,
+               const void *gradient, void *m, void *v, float *master, void *parameter)
 {
-    const adamw_call c = {a, rates, coefficient, gradient, m, v, master ? master : parameter, master ? parameter : nullptr};
+    const adamw_call c =
+        {a, rates, coefficient, gradient, m, v, master ? master : parameter, master ? parameter : nullptr};
     cuda_device *d = device_of(s);
 
     count_adamw(s, a, master != nullptr);

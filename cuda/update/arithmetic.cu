@@ -57,7 +57,8 @@ void combine(cuda_device *d, int64_t count, const From *x, To *y, F f)
 
 __global__ void add_doubles_kernel(int64_t count, const double *x, double *y)
 {
-    for (int64_t i = blockIdx.x * (int64_t)THREADS + threadIdx.x; i < count; i += (int64_t)gridDim.x * THREADS) y[i] += x[i];
+    for (int64_t i = blockIdx.x * (int64_t)THREADS + threadIdx.x; i < count; i += (int64_t)gridDim.x * THREADS)
+        y[i] += x[i];
 }
 
 void add(struct stream *s, int64_t count, glm52_dtype type, const void *x, void *y)
@@ -67,7 +68,8 @@ void add(struct stream *s, int64_t count, glm52_dtype type, const void *x, void 
     count_add(s, count, type);
     if (count == 0) return;
     if (type == GLM52_DTYPE_F64)
-        add_doubles_kernel<<<blocks_for(d, count, THREADS), THREADS, 0, d->stream>>>(count, (const double *)x, (double *)y);
+        add_doubles_kernel<<<blocks_for(d, count, THREADS), THREADS, 0, d->stream>>>(count, (const double *)x,
+                                                                                     (double *)y);
     else
         with_type(type, [&](auto element) {
             using T = decltype(element);
@@ -149,7 +151,7 @@ __global__ __launch_bounds__(SUM_THREADS) void partial_kernel(int64_t count, con
         for (int k = 0; k < AHEAD; k++)
 #pragma unroll
             for (int j = 0; j < V; j += NARROW ? 2 : 1)
-                if (NARROW) /* squares of bf16 are exact in fp32; one rounding of their sum saves half of the conversions */
+                if (NARROW) /* squares of bf16 are exact in fp32; rounding their sum once saves half the conversions */
                     sum[j] += (double)fmaf(a[k][j + 1], a[k][j + 1], a[k][j] * a[k][j]);
                 else
                     sum[j] += (double)a[k][j] * (BY == ONE ? 1.0 : (double)(BY == WEIGHT ? b[k][j] : a[k][j]));

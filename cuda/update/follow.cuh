@@ -12,8 +12,8 @@ __device__ __forceinline__ void follow()
 
 /* For kernels that call follow(). */
 template <class... Parameters, class... Arguments>
-static inline void launch_following(cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid, int threads, size_t shared,
-                                    const Arguments &...arguments)
+static inline void launch_following(cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid, int threads,
+                                    size_t shared, const Arguments &...arguments)
 {
     cudaLaunchAttribute closely = {};
     cudaLaunchConfig_t launch = {};

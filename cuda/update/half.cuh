@@ -48,8 +48,8 @@ __device__ __forceinline__ void stage_halves(const float *d, uint32_t block)
 /* Moves the weights at `row` (of a warpgroup) and `column` by its 64 x COLUMNS sums; what lies outside rows x columns
  * is left out. A thread has pairs of neighbouring columns of two rows. */
 template <int COLUMNS, class W>
-__device__ __forceinline__ void move_weights(const float (&d)[COLUMNS / 2], const half_update &u, int row, int column, int rows,
-                                             int columns, int matrix)
+__device__ __forceinline__ void move_weights(const float (&d)[COLUMNS / 2], const half_update &u, int row, int column,
+                                             int rows, int columns, int matrix)
 {
     const int lane = threadIdx.x % 32, group_rows = (int)u.group_rows;
     const float lr = u.rates[RATE_LR], keep = 1.0f - lr * u.decay, reach = lr * u.scale;
@@ -88,11 +88,13 @@ __device__ __forceinline__ void move_weights(const float (&d)[COLUMNS / 2], cons
 }
 
 /* A map of `batch` matrices of `rows` x `columns` halves that follow one another, in boxes of 64 columns. */
-static inline bool map_halves(CUtensorMap *map, const __half *at, int64_t batch, int64_t rows, int64_t columns, int box_rows)
+static inline bool map_halves(CUtensorMap *map, const __half *at, int64_t batch, int64_t rows, int64_t columns,
+                              int box_rows)
 {
     const int64_t size[3] = {columns, rows, batch};
 
-    return encode_map(map, GROUPED_GEMM_BF16, at, 3, size, columns, rows * columns, 64, box_rows); /* 16 bits are 16 bits */
+    /* 16 bits are 16 bits. */
+    return encode_map(map, GROUPED_GEMM_BF16, at, 3, size, columns, rows * columns, 64, box_rows);
 }
 
 } /* namespace hopper */

@@ -49,9 +49,11 @@ __device__ int64_t row_at(const struct muon &m, int64_t block, int64_t row)
 /* Moves the momentum of a slab of rows (blockIdx.x) of a block (blockIdx.y), writes the update and its sum of
  * squares. */
 template <class G, class M>
-__global__ __launch_bounds__(THREADS) void start_kernel(const struct muon m, const batch w, const muon_arrays a, int64_t first)
+__global__ __launch_bounds__(THREADS) void start_kernel(const struct muon m, const batch w, const muon_arrays a,
+                                                        int64_t first)
 {
-    const int64_t block = blockIdx.y, row = blockIdx.x * w.slab_rows, count = min(w.slab_rows, m.rows - row) * m.columns;
+    const int64_t block = blockIdx.y, row = blockIdx.x * w.slab_rows,
+                  count = min(w.slab_rows, m.rows - row) * m.columns;
     const muon_momentum of(m, *a.coefficient);
     const G *gradient = (const G *)a.gradient;
     M *momentum = (M *)a.momentum;
@@ -85,7 +87,8 @@ __global__ __launch_bounds__(THREADS) void normalise_kernel(const struct muon m,
 }
 
 template <class W, class Copy>
-__global__ __launch_bounds__(THREADS) void apply_kernel(const struct muon m, const float *x, const muon_arrays a, int64_t first)
+__global__ __launch_bounds__(THREADS) void apply_kernel(const struct muon m, const float *x, const muon_arrays a,
+                                                        int64_t first)
 {
     const int64_t block = blockIdx.y, area = m.rows * m.columns;
     const float lr = a.rates[RATE_LR], keep = 1.0f - lr * m.decay, reach = lr * m.scale;
@@ -149,8 +152,8 @@ size_t muon_bytes(struct stream *, const struct muon *m)
     return muon_takes_half(m) ? std::max(plain, muon_half_bytes(m)) : plain;
 }
 
-void run_muon(struct stream *s, const struct muon *m, const float *rates, const float *coefficient, const void *gradient,
-              void *momentum, float *master, void *parameter, void *workspace)
+void run_muon(struct stream *s, const struct muon *m, const float *rates, const float *coefficient,
+              const void *gradient, void *momentum, float *master, void *parameter, void *workspace)
 {
     cuda_device *d = device_of(s);
     const muon_arrays a = {rates, coefficient, gradient, momentum, master ? master : parameter,

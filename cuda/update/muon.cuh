@@ -17,11 +17,14 @@ struct muon_momentum {
     float factor, beta, share, of_gradient, of_momentum;
 
     __device__ muon_momentum(const struct muon &m, float coefficient)
-        : factor(coefficient), beta(m.momentum), share(m.classic ? 1.0f : 1.0f - beta), of_gradient(m.nesterov ? 1.0f : 0.0f),
-          of_momentum(m.nesterov ? beta : 1.0f)
+        : factor(coefficient), beta(m.momentum), share(m.classic ? 1.0f : 1.0f - beta),
+          of_gradient(m.nesterov ? 1.0f : 0.0f), of_momentum(m.nesterov ? beta : 1.0f)
     {
     }
-    __device__ float moved(float gradient, float momentum) const { return beta * momentum + share * (gradient * factor); }
+    __device__ float moved(float gradient, float momentum) const
+    {
+        return beta * momentum + share * (gradient * factor);
+    }
     __device__ float update(float gradient, float moved) const
     {
         return of_gradient * (share * (gradient * factor)) + of_momentum * moved;

@@ -19,7 +19,7 @@ struct half_update {
 struct half_products {
     int64_t batch, m, n, k;
     bool a_across, b_across; /* a is stored [k,m], not [m,k]; b is stored [k,n], not [n,k] */
-    bool symmetric;          /* c is, and half of it is the mirror image of what is computed: m = n, and a is stored as b is */
+    bool symmetric;          /* c is, and half of it mirrors what is computed: m = n, and a is stored as b is */
     float alpha, beta, gamma; /* alpha = 1, beta = gamma = 0 unless c is symmetric; beta = 0: d is not read */
     const __half *a, *b, *d;
     __half *c;                        /* none of the others */

@@ -67,7 +67,8 @@ static glm52_status set_tokens(glm52_batch *self, glm52_dtype dtype, const void 
     struct pack *p = &self->pack;
 
     if (!count || count > INT32_MAX)
-        return fail(GLM52_E_INVALID, "field tokens has %llu values, must have 1 .. %d", (unsigned long long)count, INT32_MAX);
+        return fail(GLM52_E_INVALID, "field tokens has %llu values, must have 1 .. %d", (unsigned long long)count,
+                    INT32_MAX);
     TRY(pack_reserve(p, (int64_t)count, 1));
     for (uint64_t i = 0; i < count; i++) {
         p->token[i] = integer_at(dtype, values, i);
@@ -117,7 +118,8 @@ static void set_mask(const struct pack *p, glm52_dtype dtype, const void *values
         mask[i] = dtype == GLM52_DTYPE_F32 ? ((const float *)values)[i] : (float)((const uint8_t *)values)[i];
 }
 
-static glm52_status set_field(glm52_batch *self, const char *field, glm52_dtype dtype, const void *values, uint64_t count)
+static glm52_status set_field(glm52_batch *self, const char *field, glm52_dtype dtype, const void *values,
+                              uint64_t count)
 {
     int integers = dtype == GLM52_DTYPE_I32 || dtype == GLM52_DTYPE_I64, tokens = !strcmp(field, "tokens");
     struct pack *p = &self->pack;
@@ -130,7 +132,8 @@ static glm52_status set_field(glm52_batch *self, const char *field, glm52_dtype 
         fail(GLM52_E_INVALID, "a batch has no field %.64s", field);
         return fail_hint("fields are tokens, cu_seqlens, labels, loss_mask and row_mask");
     }
-    if (!tokens && strcmp(field, "cu_seqlens") && count != (uint64_t)p->rows) return wrong_count(field, count, (uint64_t)p->rows);
+    if (!tokens && strcmp(field, "cu_seqlens") && count != (uint64_t)p->rows)
+        return wrong_count(field, count, (uint64_t)p->rows);
     if (!tokens && !p->rows) return fail(GLM52_E_STATE, "set tokens before %s", field);
     if (tokens) return set_tokens(self, dtype, values, count);
     if (!strcmp(field, "cu_seqlens")) return set_documents(self, dtype, values, count);
@@ -149,7 +152,8 @@ static glm52_status set_field(glm52_batch *self, const char *field, glm52_dtype 
     return GLM52_OK;
 }
 
-glm52_status glm52_batch_set(glm52_batch *self, const char *field, glm52_dtype dtype, const void *values, uint64_t count)
+glm52_status glm52_batch_set(glm52_batch *self, const char *field, glm52_dtype dtype, const void *values,
+                             uint64_t count)
 {
     CHECK(self, CLASS_BATCH);
     CHECK_POINTER(field);

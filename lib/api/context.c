@@ -56,7 +56,8 @@ static glm52_status open_device(glm52_context *c, const char *device, int thread
         snprintf(c->device, sizeof c->device, "meta: counts memory and FLOPs, computes nothing");
         return GLM52_OK;
     }
-    if ((index = cuda_index(device)) >= 0) return open_cuda(c, index) ? fail_prefix("device \"%.32s\"", device) : GLM52_OK;
+    if ((index = cuda_index(device)) >= 0)
+        return open_cuda(c, index) ? fail_prefix("device \"%.32s\"", device) : GLM52_OK;
     fail(GLM52_E_INVALID, "device \"%.32s\" is unknown", device);
     return fail_hint("use \"cpu\", \"meta\", \"cuda\", \"cuda:1\" or \"auto\"");
 }

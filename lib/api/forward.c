@@ -97,7 +97,8 @@ static struct output *add_output(struct request *r, const char *name, glm52_dtyp
     return o;
 }
 
-static void take(void *user, const char *name, int layer, glm52_dtype type, int64_t rows, int64_t columns, const void *values)
+static void take(void *user, const char *name, int layer, glm52_dtype type, int64_t rows, int64_t columns,
+                 const void *values)
 {
     struct request *r = user;
     char full[48];

@@ -39,11 +39,12 @@ int32_t glm52_feature(const char *name)
 
 const char *glm52_status_name(glm52_status status)
 {
-    static const char *const names[] = {"GLM52_OK",         "GLM52_E_NOMEM",       "GLM52_E_INVALID",  "GLM52_E_STATE",
-                                        "GLM52_E_HANDLE",   "GLM52_E_IO",          "GLM52_E_CORRUPT",  "GLM52_E_VERSION",
-                                        "GLM52_E_UNSUPPORTED", "GLM52_E_DEVICE",   "GLM52_E_COMM",     "GLM52_E_CANCELLED",
-                                        "GLM52_E_TIMEOUT",  "GLM52_E_NUMERIC",     "GLM52_E_CALLBACK", "GLM52_E_AGAIN",
-                                        "GLM52_E_INTERNAL"};
+    static const char *const names[] = {"GLM52_OK",        "GLM52_E_NOMEM",   "GLM52_E_INVALID",
+                                        "GLM52_E_STATE",   "GLM52_E_HANDLE",  "GLM52_E_IO",
+                                        "GLM52_E_CORRUPT", "GLM52_E_VERSION", "GLM52_E_UNSUPPORTED",
+                                        "GLM52_E_DEVICE",  "GLM52_E_COMM",    "GLM52_E_CANCELLED",
+                                        "GLM52_E_TIMEOUT", "GLM52_E_NUMERIC", "GLM52_E_CALLBACK",
+                                        "GLM52_E_AGAIN",   "GLM52_E_INTERNAL"};
 
     return status <= 0 && status > -(int)(sizeof names / sizeof *names) ? names[-status] : "unknown";
 }

@@ -3,7 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *const class_name[CLASSES] = {"", "context", "config", "model", "batch", "dataset", "optimizer", "step"};
+static const char *const class_name[CLASSES] = {"",      "context", "config",    "model",
+                                                "batch", "dataset", "optimizer", "step"};
 
 void *object_create(glm52_context *context, enum class class, size_t bytes)
 {
@@ -40,10 +41,11 @@ glm52_status object_check(const void *handle, enum class class)
     if (object_is(handle, class)) return GLM52_OK;
     if (!object) return fail(GLM52_E_HANDLE, "NULL given where a glm52_%s is needed", class_name[class]);
     if (object->magic == MAGIC)
-        return fail(GLM52_E_HANDLE, "a glm52_%s given where a glm52_%s is needed", class_name[object->class], class_name[class]);
-    if (object->magic == TOMBSTONE)
-        return fail(GLM52_E_HANDLE, "a released glm52_%s (%p) given where a glm52_%s is needed", class_name[object->class], handle,
+        return fail(GLM52_E_HANDLE, "a glm52_%s given where a glm52_%s is needed", class_name[object->class],
                     class_name[class]);
+    if (object->magic == TOMBSTONE)
+        return fail(GLM52_E_HANDLE, "a released glm52_%s (%p) given where a glm52_%s is needed",
+                    class_name[object->class], handle, class_name[class]);
     return fail(GLM52_E_HANDLE, "%p, which is no handle, given where a glm52_%s is needed", handle, class_name[class]);
 }
 

@@ -9,7 +9,9 @@
 
 enum { MAGIC = 0x474C4D35, TOMBSTONE = 0x474C4D00 }; /* first word of a handle, and of a released one */
 
-enum class { CLASS_CONTEXT = 1, CLASS_CONFIG, CLASS_MODEL, CLASS_BATCH, CLASS_DATASET, CLASS_OPTIMIZER, CLASS_STEP, CLASSES };
+enum class {
+    CLASS_CONTEXT = 1, CLASS_CONFIG, CLASS_MODEL, CLASS_BATCH, CLASS_DATASET, CLASS_OPTIMIZER, CLASS_STEP, CLASSES
+};
 
 struct object {
     uint32_t magic;

@@ -188,8 +188,8 @@ glm52_status glm52_step_plan(glm52_step *self, uint32_t index, glm52_plan_row *o
         row = (glm52_plan_row){.struct_size = sizeof row, .section = "flops", .name = self->label, .amount = t->flops,
                                .bytes = t->bytes, .calls = t->calls};
     } else {
-        return fail(GLM52_E_INVALID, "the plan has %d rows, row %u does not exist", MEMORY_CLASSES + 1 + plan->tally.rows,
-                    index);
+        return fail(GLM52_E_INVALID, "the plan has %d rows, row %u does not exist",
+                    MEMORY_CLASSES + 1 + plan->tally.rows, index);
     }
     struct_give(out, &row, sizeof row);
     return GLM52_OK;

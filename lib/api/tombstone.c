@@ -46,7 +46,8 @@ void object_bury(struct host *host, struct object *object)
     object->magic = TOMBSTONE;
     object->context = NULL;
     pthread_mutex_lock(&lock);
-    while (quarantine.count && (quarantine.count == TOMBSTONES || quarantine.bytes + bytes > most_bytes)) free(forget_oldest());
+    while (quarantine.count && (quarantine.count == TOMBSTONES || quarantine.bytes + bytes > most_bytes))
+        free(forget_oldest());
     quarantine.tombstone[(quarantine.first + quarantine.count++) % TOMBSTONES] = object;
     quarantine.bytes += bytes;
     pthread_mutex_unlock(&lock);

@@ -78,7 +78,8 @@ glm52_status fail_prefix(const char *format, ...)
 glm52_status fail_nomem(size_t bytes, const char *what)
 {
     fail(GLM52_E_NOMEM, "no memory for %s (%zu bytes)", what, bytes);
-    return fail_hint("make the model, the microbatch or the number of ranks' shares smaller, or give the process more memory");
+    return fail_hint(
+        "make the model, the microbatch or the number of ranks' shares smaller, or give the process more memory");
 }
 
 const glm52_error *glm52_error_last(void)

@@ -142,8 +142,9 @@ glm52_status file_read_all(struct host *host, const char *path, uint64_t limit, 
     } else if (!(buffer = host_alloc(host, (size_t)size + 1, MEMORY_HOST))) {
         status = GLM52_E_NOMEM;
     } else if ((read = files->read(files->user, file, buffer, (size_t)size, 0)) != size) {
-        status = read < 0 ? file_fail(read, "read", path)
-                          : fail(GLM52_E_IO, "%s ended after %lld of %lld bytes", path, (long long)read, (long long)size);
+        status = read < 0
+                     ? file_fail(read, "read", path)
+                     : fail(GLM52_E_IO, "%s ended after %lld of %lld bytes", path, (long long)read, (long long)size);
         fail_detail("path", "%s", path);
         host_free(host, buffer, (size_t)size + 1, MEMORY_HOST);
     }

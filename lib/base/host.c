@@ -30,7 +30,8 @@ static const glm52_allocator system_allocator = {sizeof(glm52_allocator), 0, NUL
 static glm52_status take_allocator(glm52_allocator *a, const glm52_allocator *given)
 {
     TRY(struct_take(a, sizeof *a, given, SIZE_UP_TO(glm52_allocator, release), "glm52_allocator"));
-    if (!a->allocate || !a->release) return fail(GLM52_E_INVALID, "glm52_allocator: allocate and release must both be given");
+    if (!a->allocate || !a->release)
+        return fail(GLM52_E_INVALID, "glm52_allocator: allocate and release must both be given");
     return GLM52_OK;
 }
 

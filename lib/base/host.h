@@ -38,8 +38,9 @@ void host_log(struct host *host, glm52_log_level level, const char *format, ...)
 /* GLM52_E_CANCELLED once after each request, else GLM52_OK. */
 glm52_status host_poll(struct host *host);
 
-/* Whole files through the file table. A failure names path and errno. */
-glm52_status file_read_all(struct host *host, const char *path, uint64_t limit, char **text, size_t *bytes); /* NUL after the end; host_free(bytes + 1, MEMORY_HOST) */
+/* Whole files through the file table. A failure names path and errno. Text read has NUL after its end, and is freed by
+ * host_free(bytes + 1, MEMORY_HOST). */
+glm52_status file_read_all(struct host *host, const char *path, uint64_t limit, char **text, size_t *bytes);
 /* Writes path.tmp, syncs, renames: the old file survives any failure. */
 glm52_status file_write_all(struct host *host, const char *path, const void *data, size_t bytes);
 glm52_status file_fail(int64_t error, const char *verb, const char *path); /* negative errno -> status */

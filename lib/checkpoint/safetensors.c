@@ -71,8 +71,8 @@ static glm52_status open_found(struct safetensors *s, const char *path, const ch
     TRY(probe(s->host, single, &no_single));
     TRY(probe(s->host, index, &no_index));
     if (!no_single && !no_index)
-        host_log(s->host, GLM52_LOG_WARNING, "%s has model.safetensors and model.safetensors.index.json: using the former",
-                 path);
+        host_log(s->host, GLM52_LOG_WARNING,
+                 "%s has model.safetensors and model.safetensors.index.json: using the former", path);
     if (!no_single) return open_single(s, single);
     if (!no_index) return safetensors_index_read(s, index);
     if (no_single == -ENOTDIR) return open_single(s, path); /* a file of an unusual name */

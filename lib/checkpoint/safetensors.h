@@ -46,8 +46,8 @@ glm52_status safetensors_read_f32(const struct safetensors *s, const struct safe
 struct safetensors_writer;
 glm52_status safetensors_writer_create(struct host *host, const char *directory, const char *stem /* "model" */,
                                        uint64_t shard_bytes, struct safetensors_writer **out);
-glm52_status safetensors_writer_declare(struct safetensors_writer *w, const char *name, glm52_dtype dtype, int dimensions,
-                                        const int64_t *shape);
+glm52_status safetensors_writer_declare(struct safetensors_writer *w, const char *name, glm52_dtype dtype,
+                                        int dimensions, const int64_t *shape);
 glm52_status safetensors_writer_metadata(struct safetensors_writer *w, const char *key, const char *value);
 /* A text file of the same directory that describes the tensors: it takes its place with them or not at all. */
 glm52_status safetensors_writer_companion(struct safetensors_writer *w, const char *name, const char *contents);

@@ -189,8 +189,9 @@ static glm52_status read_type(const struct reading *r, const json_t *entry, stru
             return GLM52_OK;
         }
     refuse(r, "unknown dtype %.40s", json_string_value(type));
-    return fail_hint("known are F64 F32 F16 BF16 F8_E4M3 F8_E5M2 F8_E8M0 I64 I32 I16 I8 U64 U32 U16 U8 BOOL C64; a newer "
-                     "type needs a newer version of this library");
+    return fail_hint(
+        "known are F64 F32 F16 BF16 F8_E4M3 F8_E5M2 F8_E8M0 I64 I32 I16 I8 U64 U32 U16 U8 BOOL C64; a newer "
+        "type needs a newer version of this library");
 }
 
 static glm52_status read_shape(const struct reading *r, const json_t *entry, struct safetensor *t,
@@ -318,10 +319,11 @@ static glm52_status check_layout(const struct reading *r, struct safetensors_hea
         if (t->offset + t->bytes > needed) needed = t->offset + t->bytes;
     }
     if (beyond)
-        return corrupt(r, beyond->name, beyond->offset,
-                       "the data ends beyond the end of the file, which has %llu bytes where the header describes %llu: "
-                       "%llu bytes are missing",
-                       (unsigned long long)end, (unsigned long long)needed, (unsigned long long)(needed - end));
+        return corrupt(
+            r, beyond->name, beyond->offset,
+            "the data ends beyond the end of the file, which has %llu bytes where the header describes %llu: "
+            "%llu bytes are missing",
+            (unsigned long long)end, (unsigned long long)needed, (unsigned long long)(needed - end));
     for (size_t i = 0; i < h->tensors; i++) {
         const struct safetensor *t = &h->tensor[i];
         if (t->offset < at)
@@ -332,7 +334,8 @@ static glm52_status check_layout(const struct reading *r, struct safetensors_hea
         at += t->bytes;
     }
     if (at < end)
-        return corrupt(r, NULL, at, "%llu bytes after the last tensor that no tensor owns", (unsigned long long)(end - at));
+        return corrupt(r, NULL, at, "%llu bytes after the last tensor that no tensor owns",
+                       (unsigned long long)(end - at));
     return GLM52_OK;
 }
 

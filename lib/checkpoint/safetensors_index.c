@@ -40,7 +40,8 @@ static glm52_status parse_index(struct index *x)
     TRY(file_read_all(x->s->host, x->path, SAFETENSORS_INDEX_LIMIT, &text, &bytes));
     x->root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
     host_free(x->s->host, text, bytes + 1, MEMORY_HOST);
-    if (!x->root && json_error_code(&error) == json_error_out_of_memory) return fail_nomem(bytes, "a safetensors index");
+    if (!x->root && json_error_code(&error) == json_error_out_of_memory)
+        return fail_nomem(bytes, "a safetensors index");
     if (!x->root) {
         bad_index(x, NULL, "not valid JSON: %s (line %d, byte %d)", error.text, error.line, error.position);
         return fail_detail("byte", "%d", error.position);
@@ -121,8 +122,8 @@ static void take_tensors(struct index *x, struct safetensors_header *h, int numb
             host_log(s->host, GLM52_LOG_WARNING, "%s: %s is also in %s; the copy in %s counts", x->path, t->name, name,
                      assigned);
         } else {
-            host_log(s->host, GLM52_LOG_WARNING, "%s: %s is in %s but not in the index, and is left out", x->path, t->name,
-                     name);
+            host_log(s->host, GLM52_LOG_WARNING, "%s: %s is in %s but not in the index, and is left out", x->path,
+                     t->name, name);
         }
     }
 }

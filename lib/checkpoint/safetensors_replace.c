@@ -1,8 +1,8 @@
 /* Puts new files in the place of old ones so that the directory always loads as the old state or the new one.
  *
  * A reader takes STEM.safetensors if there is one, else STEM.safetensors.index.json; these two are the doors.
- *   One file    is renamed over its door, which is atomic. An older index beside it is dead from then on, and removed. Its
- *               companion is put in place just before, and the older one brought back if that rename fails.
+ *   One file    is renamed over its door, which is atomic. An older index beside it is dead from then on, and removed.
+ *               Its companion is put in place just before, and the older one brought back if that rename fails.
  *   Shards      may have the names of older shards, and no rename replaces many files at once. The older index is set
  *               aside first, so that after a crash a mixture of old and new shards fails to load instead of loading;
  *               older shards are set aside too, and brought back if a later rename fails. The new index comes last, and
@@ -87,8 +87,8 @@ static glm52_status sync_directory(struct host *host, const char *directory)
 }
 
 /* single: the older file STEM.safetensors, which has no successor of that name. */
-static glm52_status replace_shards(struct host *host, const char *directory, struct safetensors_output *output, int outputs,
-                                   struct safetensors_output *single)
+static glm52_status replace_shards(struct host *host, const char *directory, struct safetensors_output *output,
+                                   int outputs, struct safetensors_output *single)
 {
     struct safetensors_output *index = &output[outputs - 1];
     glm52_status status = set_aside(host, index);
@@ -178,7 +178,8 @@ static void remove_older_shards(struct host *host, const char *directory, const 
         if (!(path = safetensors_path(host, "%s/%s", directory, name))) return;
         if (!is_output(path, output, outputs)) {
             int64_t error = host->files.remove(host->files.user, path);
-            if (error < 0 && error != -ENOENT) host_log(host, GLM52_LOG_WARNING, "cannot remove the older file %s", path);
+            if (error < 0 && error != -ENOENT)
+                host_log(host, GLM52_LOG_WARNING, "cannot remove the older file %s", path);
         }
         host_strfree(host, path);
     }

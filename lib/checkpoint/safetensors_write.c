@@ -22,7 +22,7 @@ struct safetensors_writer {
     struct safetensor *tensor; /* offset: in the data of its shard */
     size_t tensors, capacity;
     struct shard *shard;
-    struct safetensors_output *output; /* one per shard, then the companion, then the index if there are several shards */
+    struct safetensors_output *output; /* one per shard, then the companion, then the index of several shards */
     int shards, outputs;
     int planned;                /* declarations are closed */
     int current;                /* shard being written */
@@ -76,8 +76,8 @@ glm52_status safetensors_writer_companion(struct safetensors_writer *w, const ch
     return w->companion && w->contents ? GLM52_OK : GLM52_E_NOMEM;
 }
 
-glm52_status safetensors_writer_declare(struct safetensors_writer *w, const char *name, glm52_dtype dtype, int dimensions,
-                                        const int64_t *shape)
+glm52_status safetensors_writer_declare(struct safetensors_writer *w, const char *name, glm52_dtype dtype,
+                                        int dimensions, const int64_t *shape)
 {
     struct safetensor t = {.type = dtype_name(dtype), .dtype = dtype, .element_bytes = (int)dtype_size(dtype),
                            .dimensions = dimensions};
@@ -87,8 +87,8 @@ glm52_status safetensors_writer_declare(struct safetensors_writer *w, const char
         return fail(GLM52_E_INVALID, "safetensors: %s cannot be the name of a tensor", name);
     if (!t.element_bytes) return fail(GLM52_E_INVALID, "safetensors: tensor %s has the unknown dtype %d", name, dtype);
     if (dimensions < 0 || dimensions > SAFETENSORS_DIMENSIONS)
-        return fail(GLM52_E_INVALID, "safetensors: tensor %s has %d dimensions, at most %d are supported", name, dimensions,
-                    SAFETENSORS_DIMENSIONS);
+        return fail(GLM52_E_INVALID, "safetensors: tensor %s has %d dimensions, at most %d are supported", name,
+                    dimensions, SAFETENSORS_DIMENSIONS);
     t.bytes = (uint64_t)t.element_bytes;
     for (int i = 0; i < dimensions; i++) {
         t.shape[i] = shape[i];
@@ -208,7 +208,8 @@ static glm52_status header_object(const struct safetensors_writer *w, const stru
     for (size_t i = shard->first; i < shard->first + shard->tensors && !failed; i++) {
         const struct safetensor *t = &w->tensor[i];
         json_t *shape = json_array(), *entry;
-        for (int j = 0; j < t->dimensions && !failed; j++) failed = json_array_append_new(shape, json_integer(t->shape[j]));
+        for (int j = 0; j < t->dimensions && !failed; j++)
+            failed = json_array_append_new(shape, json_integer(t->shape[j]));
         entry = json_pack("{s:s,s:o,s:[I,I]}", "dtype", t->type, "shape", shape, "data_offsets", (json_int_t)t->offset,
                           (json_int_t)(t->offset + t->bytes));
         failed |= json_object_set_new(header, t->name, entry);
@@ -263,8 +264,8 @@ static glm52_status write_bytes(struct safetensors_writer *w, const struct safet
             return fail_detail("byte", "%" PRIu64, offset);
         }
         if (n == 0 || (uint64_t)n > count) {
-            fail(GLM52_E_IO, "cannot write %s: %lld of %zu bytes were written at byte %" PRIu64, o->temporary, (long long)n,
-                 count, offset);
+            fail(GLM52_E_IO, "cannot write %s: %lld of %zu bytes were written at byte %" PRIu64, o->temporary,
+                 (long long)n, count, offset);
             fail_detail("byte", "%" PRIu64, offset);
             return fail_detail("path", "%s", o->temporary);
         }
@@ -348,7 +349,8 @@ static glm52_status write_data(struct safetensors_writer *w, const void *data, s
 
 static glm52_status check_alive(const struct safetensors_writer *w)
 {
-    return w->failed ? fail(w->failed, "safetensors: %s is not written, an earlier write failed", w->directory) : GLM52_OK;
+    return w->failed ? fail(w->failed, "safetensors: %s is not written, an earlier write failed", w->directory)
+                     : GLM52_OK;
 }
 
 glm52_status safetensors_writer_write(struct safetensors_writer *w, const void *data, size_t bytes)
@@ -357,7 +359,8 @@ glm52_status safetensors_writer_write(struct safetensors_writer *w, const void *
     return w->failed = write_data(w, data, bytes);
 }
 
-static glm52_status write_whole(struct safetensors_writer *w, struct safetensors_output *o, const char *text, size_t bytes)
+static glm52_status write_whole(struct safetensors_writer *w, struct safetensors_output *o, const char *text,
+                                size_t bytes)
 {
     TRY(open_output(w, o));
     TRY(write_bytes(w, o, text, bytes, 0));
@@ -396,8 +399,8 @@ static glm52_status finish(struct safetensors_writer *w)
     TRY(settle(w));
     if (w->current < w->shards) {
         const struct safetensor *t = current_tensor(w);
-        fail(GLM52_E_STATE, "safetensors: tensor %s has %" PRIu64 " of its %" PRIu64 " bytes", t->name, w->done - t->offset,
-             t->bytes);
+        fail(GLM52_E_STATE, "safetensors: tensor %s has %" PRIu64 " of its %" PRIu64 " bytes", t->name,
+             w->done - t->offset, t->bytes);
         return fail_detail("tensor", "%s", t->name);
     }
     if (w->companion) TRY(write_whole(w, &w->output[w->shards], w->contents, strlen(w->contents)));

@@ -280,8 +280,8 @@ glm52_status config_take_model(struct config *to, const struct config *from)
 
 static int decides_stage(const struct option *o)
 {
-    static const char *const keys[] = {"train.attention", "train.train_only", "train.stage", "train.rl_safe", "train.ce_coeff",
-                                       "train.deterministic"};
+    static const char *const keys[] = {"train.attention", "train.train_only", "train.stage",
+                                       "train.rl_safe",   "train.ce_coeff",   "train.deterministic"};
 
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         if (!strcmp(o->key, keys[i])) return 1;

@@ -32,8 +32,7 @@
 const struct option options[] = {
     STRING(device, "", "cpu", 0, "where to compute: cpu, meta (counts only), cuda, cuda:1, auto"),
     STRING(out, "", "", 0, "directory for metrics, checkpoints and the trained model; empty: write nothing"),
-    INTEGER(shard_bytes, 1, 1000000000000, "5000000000", 0,
-            "largest safetensors file; a bigger model is sharded"),
+    INTEGER(shard_bytes, 1, 1000000000000, "5000000000", 0, "largest safetensors file; a bigger model is sharded"),
 
     STRING(model.preset, "tiny|bench|glm52", "", OPTION_NOT_HUB, "a known shape to start from"),
     STRING(model.hub, "", "", OPTION_NOT_HUB, "hub directory (config.json, safetensors) to start from"),
@@ -103,7 +102,8 @@ const struct option options[] = {
     NUMBER(optim.muon_scale, 0, 100, "0.2", "times sqrt(max(rows, columns)) of each orthogonalised block"),
     CHOICE(optim.muon_scale_rule, "spectral|unit_rms_norm|shape", "spectral",
            "factor beside muon_scale: sqrt(max(rows, columns)), sqrt(rows / columns), sqrt(max(1, rows / columns))"),
-    CHOICE(optim.muon_gate_up, "separate|joint", "separate", "gate and up of an expert or feed-forward: two blocks or one"),
+    CHOICE(optim.muon_gate_up, "separate|joint", "separate",
+           "gate and up of an expert or feed-forward: two blocks or one"),
     CHOICE(optim.muon_kv_a, "joint|separate", "joint", "latent and rotary rows of kv_a_proj: one block or two"),
     CHOICE(optim.muon_split, "per_head|none", "per_head", "blocks of q_b_proj and kv_b_proj"),
     CHOICE(optim.muon_rope, "per_head|joint|adamw", "per_head", "rotary rows of q_b_proj, when it is split"),
@@ -124,17 +124,20 @@ const struct option options[] = {
     STRING(train.stage, "", "", 0, "name of the stage; a run that goes on under another name begins a new schedule"),
     CHOICE(train.not_finite, "stop|skip", "stop", "what a loss or gradient that is not finite does"),
     NUMBER(train.spike, 0, 1e30, "0", "a loss above this many times its running mean is skipped; 0: off"),
-    BOOLEAN(train.deterministic, "true", "the same bits in every run; false permits faster operations that add in any order"),
+    BOOLEAN(train.deterministic, "true",
+            "the same bits in every run; false permits faster operations that add in any order"),
     CHOICE(train.cuda_graph, "auto|off|on", "auto",
            "record a step's launches and replay them; auto: where the device can, on: refused where it cannot"),
-    INTEGER(train.graph_shapes, 1, 65536, "8", 0, "recorded shapes of microbatches; beyond them the one used longest ago goes"),
+    INTEGER(train.graph_shapes, 1, 65536, "8", 0,
+            "recorded shapes of microbatches; beyond them the one used longest ago goes"),
 
     CHOICE(precision.params, "f32|bf16", "f32", "parameters and activations"),
     CHOICE(precision.gradients, "f32|bf16", "f32", "gradients of matrices; bf16 needs bf16 parameters"),
     CHOICE(precision.moments, "f32|bf16", "f32", "moments of AdamW and Muon"),
     BOOLEAN(precision.masters, "true", "fp32 masters of bf16 parameters; without them updates are rounded"),
 
-    CHOICE(indexer_loss.kind, "none|sparse|dense", "none", "keys over which the indexer learns the attention; none: frozen"),
+    CHOICE(indexer_loss.kind, "none|sparse|dense", "none",
+           "keys over which the indexer learns the attention; none: frozen"),
     NUMBER(indexer_loss.coeff, 0, 1e30, "1e-3", "weight of the indexer loss of each layer"),
     CHOICE(indexer_loss.mean, "rows|tokens", "rows", "per row, or per token with a label"),
 
@@ -143,7 +146,8 @@ const struct option options[] = {
     NUMBER(mtp.factor, 0, 1e30, "0.1", "weight of the MTP loss"),
     BOOLEAN(mtp.detach_heads, "false", "MTP gradients stop before trunk, embedding and head"),
     CHOICE(mtp.share, "none|index|index_kv", "index_kv", "what depths after the first take from it"),
-    CHOICE(mtp.query_offset, "none|depth", "none", "rotary position of queries at depth d, with shared keys: t or t + d"),
+    CHOICE(mtp.query_offset, "none|depth", "none",
+           "rotary position of queries at depth d, with shared keys: t or t + d"),
 
     NUMBER(moe.bias_update_rate, 0, 100, "0", "step of the expert bias towards balance; 0: off"),
     CHOICE(moe.auxiliary_loss, "none|row|document|global", "none",
@@ -155,7 +159,8 @@ const struct option options[] = {
     BOOLEAN(moe.force_balance, "false", "experts in turn whatever the router says; for benchmarks alone"),
 
     BOOLEAN(report.profile, "false", "time every operation, and write out/profile.jsonl; steps are slower"),
-    NUMBER(report.peak_tflops, 0, 1e12, "0", "peak TFLOP/s of all devices of the run, for utilisation (mfu_*); 0: unknown"),
+    NUMBER(report.peak_tflops, 0, 1e12, "0",
+           "peak TFLOP/s of all devices of the run, for utilisation (mfu_*); 0: unknown"),
 };
 
 const int option_count = sizeof options / sizeof *options;

@@ -204,13 +204,15 @@ static glm52_status check_stage(const struct config *c)
         return clash("train.train_only", "train.train_only = indexer with indexer_loss.kind = none trains nothing",
                      "set indexer_loss.kind to dense or sparse");
     if (c->train.attention == ATTENTION_DENSE && c->indexer_loss.kind == INDEXER_LOSS_SPARSE)
-        return clash("indexer_loss.kind", "indexer_loss.kind = sparse needs the selected keys of train.attention = sparse",
+        return clash("indexer_loss.kind",
+                     "indexer_loss.kind = sparse needs the selected keys of train.attention = sparse",
                      "set indexer_loss.kind = dense, or train.attention = sparse");
     if (c->train.rl_safe && (kl || c->train.attention == ATTENTION_DENSE))
         return clash("train.rl_safe", "train.rl_safe = true needs a frozen indexer and sparse attention",
                      "set indexer_loss.kind = none and train.attention = sparse");
     if (c->train.rl_safe && (c->moe.force_balance || c->moe.bias_update_rate > 0 || c->moe.capacity_factor > 0))
-        return clash("train.rl_safe", "train.rl_safe = true refuses moe.force_balance, bias_update_rate and capacity_factor",
+        return clash("train.rl_safe",
+                     "train.rl_safe = true refuses moe.force_balance, bias_update_rate and capacity_factor",
                      "set moe.force_balance = false and the other two to 0");
     if (c->mtp.depths && !c->model.num_nextn_predict_layers)
         return clash("mtp.depths", "mtp.depths is above 0, but the model has no MTP layer",
@@ -227,10 +229,12 @@ static glm52_status check_precision(const struct config *c)
     const struct precision_config *p = &c->precision;
 
     if (p->gradients == PRECISION_BF16 && p->params != PRECISION_BF16)
-        return clash("precision.gradients", "precision.gradients = bf16 with precision.params = f32 loses what the parameters hold",
+        return clash("precision.gradients",
+                     "precision.gradients = bf16 with precision.params = f32 loses what the parameters hold",
                      "set precision.params = bf16 as well, or precision.gradients = f32");
     if (!p->masters && p->params != PRECISION_BF16)
-        return clash("precision.masters", "precision.masters = false with precision.params = f32: the parameters are the masters",
+        return clash("precision.masters",
+                     "precision.masters = false with precision.params = f32: the parameters are the masters",
                      "leave precision.masters out");
     return GLM52_OK;
 }

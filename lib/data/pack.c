@@ -59,7 +59,8 @@ glm52_status pack_reserve(struct pack *p, int64_t rows, int64_t documents)
         return fail(GLM52_E_INVALID, "a pack of %lld tokens in %lld documents is impossible", (long long)rows,
                     (long long)documents);
     struct pack grown = {.host = p->host};
-    int more_rows = !p->token || rows > p->capacity, more_documents = !p->cu_seqlens || documents > p->document_capacity;
+    int more_rows = !p->token || rows > p->capacity,
+        more_documents = !p->cu_seqlens || documents > p->document_capacity;
     if ((more_rows && !new_rows(&grown, rows)) || (more_documents && !new_documents(&grown, documents))) {
         pack_free(&grown);
         return GLM52_E_NOMEM;

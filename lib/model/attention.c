@@ -174,7 +174,8 @@ static void sparse_backward(const struct mla *m, const struct pass *b, const int
                                 at(b, m->slots.latent_out), at(b, m->slots.lse), dlatent, dabsorbed,
                                 at(b, m->slots.dkv), target, at(b, m->slots.attention_workspace));
     LABEL(b, "mla.absorb");
-    absorb.lda = heads * kv, absorb.stride_a = kv, absorb.ldc = heads * qk, absorb.stride_c = qk, absorb.transpose_b = 1;
+    absorb.lda = heads * kv, absorb.stride_a = kv, absorb.ldc = heads * qk, absorb.stride_c = qk,
+    absorb.transpose_b = 1;
     b->ops->gemm(b->stream, &absorb, dabsorbed, half_of_kv_b(m, 0), dq);
     kv_b_gradient(m, b, nope, 0, at(b, m->slots.q), heads * qk, qk, dabsorbed, heads * kv, kv);
     attention_rotate(m, b, b->in->rope_query, heads, kv, rank, dabsorbed, qk, nope, dq, 1);

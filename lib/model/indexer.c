@@ -51,7 +51,8 @@ void indexer_plan(struct indexer_part *m, const struct mla *teacher, struct stre
     place(p, &m->slots.weight, GLM52_DTYPE_F32, p->rows, heads);
     size_t bytes = teacher->dense ? 0 : s->ops->index_select_bytes(s, &shape);
     if (m->learns) {
-        size_t learn = m->dense ? s->ops->index_kl_dense_bytes(s, &shape, &t) : s->ops->index_kl_selected_bytes(s, &shape);
+        size_t learn = m->dense ? s->ops->index_kl_dense_bytes(s, &shape, &t)
+                                : s->ops->index_kl_selected_bytes(s, &shape);
         bytes = most(most(bytes, learn), most(s->ops->norm_backward_bytes(s, &n), s->ops->sum_bytes(s, p->rows)));
         plan_temp(p, &m->slots.kl, GLM52_DTYPE_F32, p->rows, 1);
         plan_temp(p, &m->slots.dq, m->type, p->rows, heads * width);
@@ -68,8 +69,8 @@ static void rotate_first(const struct indexer_part *m, const struct pass *f, int
 {
     int64_t width = m->c->index_head_dim;
     struct rope r = {.rows = f->rows, .heads = (int32_t)heads, .half = (int32_t)m->c->qk_rope_head_dim / 2,
-                     .x_row = heads * width, .x_head = width, .y_row = heads * width, .y_head = width, .inverse = inverse,
-                     .type = m->type};
+                     .x_row = heads * width, .x_head = width, .y_row = heads * width, .y_head = width,
+                     .inverse = inverse, .type = m->type};
 
     f->ops->rope(f->stream, &r, f->in->rope, x, x);
 }
@@ -85,8 +86,9 @@ void indexer_project(const struct indexer_part *m, const struct pass *f, const v
     const struct parameter *w = m->w->weights;
     int64_t in = w->shape[1], heads = w->shape[0];
     struct norm n = norm_of(m, f->rows);
-    struct gemm g = {.m = f->rows, .n = heads, .k = in, .lda = in, .ldb = in, .ldc = heads, .batch = 1, .transpose_b = 1,
-                     .scale = weight_scale(m), .a_type = m->type, .b_type = w->type, .c_type = GLM52_DTYPE_F32};
+    struct gemm g = {.m = f->rows, .n = heads, .k = in, .lda = in, .ldb = in, .ldc = heads, .batch = 1,
+                     .transpose_b = 1, .scale = weight_scale(m), .a_type = m->type, .b_type = w->type,
+                     .c_type = GLM52_DTYPE_F32};
 
     LABEL(f, "indexer.project");
     linear_forward(f, m->w->wq_b, q_latent, NULL, at(f, m->slots.q));
@@ -105,8 +107,8 @@ void indexer_select(const struct indexer_part *m, const struct pass *f, int32_t 
 
     LABEL(f, "indexer.select");
     if (!given(f, "topk", layer, m->c->index_topk, selected)) {
-        f->ops->index_select(f->stream, &shape, at(f, m->slots.q), at(f, m->slots.key), at(f, m->slots.weight), f->in->start,
-                             f->in->end, selected, at(f, m->slots.workspace));
+        f->ops->index_select(f->stream, &shape, at(f, m->slots.q), at(f, m->slots.key), at(f, m->slots.weight),
+                             f->in->start, f->in->end, selected, at(f, m->slots.workspace));
         made(f, "topk", layer, m->c->index_topk, selected);
     }
     if (tapped(f, "index_scores", layer)) {
@@ -117,14 +119,16 @@ void indexer_select(const struct indexer_part *m, const struct pass *f, int32_t 
 }
 
 /* From the gradients of q, key and weight to those of the five parameters. */
-static void backward_projections(const struct indexer_part *m, const struct pass *b, const void *u, const void *q_latent)
+static void backward_projections(const struct indexer_part *m, const struct pass *b, const void *u,
+                                 const void *q_latent)
 {
     int64_t heads = m->c->index_n_heads, width = m->c->index_head_dim, hidden = m->c->hidden_size;
     void *dq = at(b, m->slots.dq), *dkey = at(b, m->slots.dkey_cast);
     struct norm n = norm_of(m, b->rows);
-    struct gemm weights = {.m = heads, .n = hidden, .k = b->rows, .lda = heads, .ldb = hidden, .ldc = hidden, .batch = 1,
-                           .transpose_a = 1, .add = gradient_add(b, m->w->weights, 1), .scale = weight_scale(m),
-                           .a_type = GLM52_DTYPE_F32, .b_type = m->type, .c_type = m->w->weights->gradient_type};
+    struct gemm weights = {.m = heads, .n = hidden, .k = b->rows, .lda = heads, .ldb = hidden, .ldc = hidden,
+                           .batch = 1, .transpose_a = 1, .add = gradient_add(b, m->w->weights, 1),
+                           .scale = weight_scale(m), .a_type = GLM52_DTYPE_F32, .b_type = m->type,
+                           .c_type = m->w->weights->gradient_type};
 
     LABEL(b, "indexer.project");
     rotate_first(m, b, heads, dq, 1);

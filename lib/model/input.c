@@ -83,7 +83,8 @@ static struct view view_of(int32_t *integers, float *floats, int64_t rows, int v
     return (struct view){i, i + rows, i + 2 * rows, i + 3 * rows, i + 4 * rows, f, f + rows, f + 2 * rows};
 }
 
-static void fill_trunk_row(const struct pack *p, int64_t t, int32_t begin, const struct input_scale *scale, struct view *v)
+static void fill_trunk_row(const struct pack *p, int64_t t, int32_t begin, const struct input_scale *scale,
+                           struct view *v)
 {
     v->token[t] = p->token[t];
     v->position[t] = (int32_t)t - begin;
@@ -144,7 +145,8 @@ static int rotates_queries(const struct config *c)
 }
 
 void input_upload(struct model *m, const struct input_plan *layout, unsigned char *const base[REGIONS],
-                  struct input_stage *stage, const struct pack *pack, const struct input_scale *scale, struct input *out)
+                  struct input_stage *stage, const struct pack *pack, const struct input_scale *scale,
+                  struct input *out)
 {
     const struct ops *ops = m->stream->ops;
     const struct config *c = &m->config;
@@ -173,14 +175,17 @@ void input_upload(struct model *m, const struct input_plan *layout, unsigned cha
         struct view view = view_of(integers, floats, rows, v);
         float *query = v && offset ? table + v * rows * 2 * layout->half : table;
         out[v] = (struct input){.rows = rows, .token = view.token, .position = view.position, .start = view.start,
-                                .end = view.end, .label = view.label, .weight = view.weight, .kl_weight = view.kl_weight,
-                                .counted = view.counted, .rope = table, .rope_query = query,
-                                .sequence = integers + views * INTEGERS * rows, .sequences = sequences};
-        pack_pairs(pack, c->model.index_topk, v, &out[v].pairs, &out[v].selected_pairs); /* rows without an input token */
+                                .end = view.end, .label = view.label, .weight = view.weight,
+                                .kl_weight = view.kl_weight, .counted = view.counted, .rope = table,
+                                .rope_query = query, .sequence = integers + views * INTEGERS * rows,
+                                .sequences = sequences};
+        /* Rows without an input token. */
+        pack_pairs(pack, c->model.index_topk, v, &out[v].pairs, &out[v].selected_pairs);
     }
 }
 
-void input_tables(struct model *m, const struct input_plan *layout, unsigned char *const base[REGIONS], const struct input *in)
+void input_tables(struct model *m, const struct input_plan *layout, unsigned char *const base[REGIONS],
+                  const struct input *in)
 {
     const float *frequency = (const float *)(base[layout->frequency.region] + layout->frequency.offset);
 

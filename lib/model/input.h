@@ -63,8 +63,10 @@ void input_open(struct model *m, const struct input_plan *layout, unsigned char 
  * alone, but for the pairs that only a tally reads. out[0] is the trunk's view; out[1 + d] that of MTP depth d: row t
  * reads token t + 1 + d of its document and predicts the one after, rows beyond the document take part in nothing. */
 void input_upload(struct model *m, const struct input_plan *layout, unsigned char *const base[REGIONS],
-                  struct input_stage *stage, const struct pack *pack, const struct input_scale *scale, struct input *out);
+                  struct input_stage *stage, const struct pack *pack, const struct input_scale *scale,
+                  struct input *out);
 /* Builds the rotary tables of the views, on the device. */
-void input_tables(struct model *m, const struct input_plan *layout, unsigned char *const base[REGIONS], const struct input *in);
+void input_tables(struct model *m, const struct input_plan *layout, unsigned char *const base[REGIONS],
+                  const struct input *in);
 
 #endif

@@ -48,7 +48,8 @@ void mla_plan(struct mla *m, struct stream *s, struct plan *p)
         plan_renew(p, &m->slots.out, m->type, p->rows, heads * c->v_head_dim);
 
     uint64_t mark = plan_mark(p);
-    size_t norms = most(norm_backward_bytes(s, p->rows, c->q_lora_rank), norm_backward_bytes(s, p->rows, c->kv_lora_rank));
+    size_t norms = most(norm_backward_bytes(s, p->rows, c->q_lora_rank),
+                        norm_backward_bytes(s, p->rows, c->kv_lora_rank));
     plan_temp(p, &m->slots.dkv, GLM52_DTYPE_F32, p->rows, kv);
     plan_temp(p, &m->slots.dq, m->type, p->rows, heads * (m->dense ? qk_width(m) : widest_head(m)));
     uint64_t inner = plan_mark(p);

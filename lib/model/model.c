@@ -139,7 +139,7 @@ void model_describe(const struct model *m, char *line, size_t bytes)
     int sparse = 0, layers = m->parameters.layers;
 
     for (int i = 0; i < layers; i++) sparse += m->config.model.mlp_layer_types[i] == MLP_SPARSE;
-    snprintf(line, bytes, "%d layers (%d dense + %d MoE%s), %.1f%c parameters, stage %s", layers, layers - sparse, sparse,
-             m->config.model.num_nextn_predict_layers ? " + 1 MTP" : "", count < 1e9 ? count / 1e6 : count / 1e9,
-             count < 1e9 ? 'M' : 'B', config_stage_name(&m->config));
+    snprintf(line, bytes, "%d layers (%d dense + %d MoE%s), %.1f%c parameters, stage %s", layers, layers - sparse,
+             sparse, m->config.model.num_nextn_predict_layers ? " + 1 MTP" : "",
+             count < 1e9 ? count / 1e6 : count / 1e9, count < 1e9 ? 'M' : 'B', config_stage_name(&m->config));
 }

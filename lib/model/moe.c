@@ -51,9 +51,9 @@ void moe_plan(struct moe *m, struct stream *s, struct plan *p)
 
 static struct route route_shape(const struct moe *m, int64_t rows)
 {
-    return (struct route){.rows = rows, .experts = (int32_t)m->c->n_routed_experts, .k = (int32_t)m->c->num_experts_per_tok,
-                          .normalize = m->c->norm_topk_prob, .forced = m->config->moe.force_balance,
-                          .scale = (float)m->c->routed_scaling_factor};
+    return (struct route){.rows = rows, .experts = (int32_t)m->c->n_routed_experts,
+                          .k = (int32_t)m->c->num_experts_per_tok, .normalize = m->c->norm_topk_prob,
+                          .forced = m->config->moe.force_balance, .scale = (float)m->c->routed_scaling_factor};
 }
 
 /* Most assignments of an expert; 0: no limit. */
@@ -159,7 +159,8 @@ static void add_auxiliary(const struct moe *m, const struct pass *b, float *dlog
     float share = 1.0f / (float)(b->microbatches * m->passes);
     struct route_auxiliary a = {.rows = b->rows, .experts = (int32_t)m->c->n_routed_experts,
                                 .k = (int32_t)m->c->num_experts_per_tok, .sequences = b->in->sequences,
-                                .coefficient = c->auxiliary_loss == AUXILIARY_NONE ? 0 : (float)c->auxiliary_coeff * share,
+                                .coefficient =
+                                    c->auxiliary_loss == AUXILIARY_NONE ? 0 : (float)c->auxiliary_coeff * share,
                                 .z_coefficient = (float)c->z_coeff * share};
 
     if (a.coefficient > 0 || a.z_coefficient > 0)
@@ -181,7 +182,8 @@ static void router_backward(const struct moe *m, const struct pass *b, const voi
     LABEL(b, "moe.router");
     if (m->config->moe.capacity_factor > 0) /* a dropped assignment has no weight that could learn */
         b->ops->clear_where_zero(b->stream, b->rows * r.k, at(b, m->slots.weight), at(b, m->slots.dweight));
-    b->ops->route_backward(b->stream, &r, at(b, m->slots.logits), at(b, m->slots.chosen), at(b, m->slots.dweight), dlogits);
+    b->ops->route_backward(b->stream, &r, at(b, m->slots.logits), at(b, m->slots.chosen), at(b, m->slots.dweight),
+                           dlogits);
     add_auxiliary(m, b, dlogits);
     b->ops->gemm(b->stream, &rows, dlogits, w->value, dx);
     if (!w->gradient) return;

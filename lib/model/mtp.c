@@ -22,7 +22,8 @@ static int32_t *selected_of(const struct mtp *m, const struct pass *f, int depth
     return (int32_t *)at(f, m->selected) + (own ? depth : 0) * f->rows * m->config->model.index_topk;
 }
 
-void mtp_build(struct mtp *m, const struct config *config, const struct parameters *parameters, const struct layer *first)
+void mtp_build(struct mtp *m, const struct config *config, const struct parameters *parameters,
+               const struct layer *first)
 {
     int share = config->mtp.share;
 
@@ -122,7 +123,8 @@ static void depth_backward(const struct mtp *m, struct pass *b, int d, const voi
 
     if (!q->layer.frozen) {
         LABEL(b, "head");
-        norm_backward(b, m->w->norm, c->rms_norm_eps, c->hidden_size, at(b, q->y), at(b, q->out_rstd), dx, dx, 0, workspace);
+        norm_backward(b, m->w->norm, c->rms_norm_eps, c->hidden_size, at(b, q->y), at(b, q->out_rstd), dx, dx, 0,
+                      workspace);
     }
     if (q->layer.frozen && !(q->layer.indexes && q->layer.indexer.learns)) return;
     layer_restore(&q->layer, b, at(b, q->x), selected_of(m, b, d), at(b, q->y));
@@ -134,10 +136,10 @@ static void depth_backward(const struct mtp *m, struct pass *b, int d, const voi
         b->ops->rmsnorm_backward(b->stream, &added, before, m->w->hnorm->value, at(b, q->hidden_rstd),
                                  djoined + row_bytes(m), dbefore, gradient_sum(b, m->w->hnorm), workspace);
     else /* detached: only the gain learns; the other gradient goes where nobody looks */
-        b->ops->rmsnorm_backward(b->stream, &n, before, m->w->hnorm->value, at(b, q->hidden_rstd), djoined + row_bytes(m),
-                                 dx, gradient_sum(b, m->w->hnorm), workspace);
-    b->ops->rmsnorm_backward(b->stream, &n, at(b, q->embedded), m->w->enorm->value, at(b, q->embedded_rstd), djoined, dx,
-                             gradient_sum(b, m->w->enorm), workspace);
+        b->ops->rmsnorm_backward(b->stream, &n, before, m->w->hnorm->value, at(b, q->hidden_rstd),
+                                 djoined + row_bytes(m), dx, gradient_sum(b, m->w->hnorm), workspace);
+    b->ops->rmsnorm_backward(b->stream, &n, at(b, q->embedded), m->w->enorm->value, at(b, q->embedded_rstd), djoined,
+                             dx, gradient_sum(b, m->w->enorm), workspace);
     if (dembedding) b->ops->embed_backward(b->stream, &e, b->in->token, dx, dembedding);
 }
 
@@ -147,7 +149,8 @@ void mtp_backward(const struct mtp *m, struct pass *b, const struct input *in, c
     const struct mla *first = &m->depth[0].layer.mla;
     int64_t kv = m->config->model.kv_lora_rank + m->config->model.qk_rope_head_dim;
 
-    if (first->lends_keys) b->ops->zero(b->stream, at(b, first->slots.shared_dkv), (size_t)(b->rows * kv) * sizeof(float));
+    if (first->lends_keys)
+        b->ops->zero(b->stream, at(b, first->slots.shared_dkv), (size_t)(b->rows * kv) * sizeof(float));
     for (int d = m->depths - 1; d >= 0; d--) {
         b->in = &in[d];
         b->depth = d;

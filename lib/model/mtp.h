@@ -24,7 +24,8 @@ struct mtp {
 };
 
 /* Builds the depths; `first` is a layer built like the trunk's, with the MTP layer's weights. */
-void mtp_build(struct mtp *m, const struct config *config, const struct parameters *parameters, const struct layer *first);
+void mtp_build(struct mtp *m, const struct config *config, const struct parameters *parameters,
+               const struct layer *first);
 void mtp_plan(struct mtp *m, struct stream *s, struct plan *p);
 /* hidden: [rows,hidden] after the trunk's final norm. in: views of the depths. */
 void mtp_forward(const struct mtp *m, struct pass *f, const struct input *in, const void *hidden);

@@ -20,7 +20,8 @@ static struct head_tv tv_shape(const struct network *n, int64_t rows)
 
 /* ---- building ---- */
 
-static void build_layer(struct model *m, int index, const struct layer_weights *w, int full, int sparse, struct layer *l)
+static void build_layer(struct model *m, int index, const struct layer_weights *w, int full, int sparse,
+                        struct layer *l)
 {
     const struct config *config = &m->config;
     const struct model_config *c = &config->model;
@@ -29,7 +30,8 @@ static void build_layer(struct model *m, int index, const struct layer_weights *
     *l = (struct layer){.index = index, .w = w, .c = c, .type = m->type, .sparse = sparse,
                         .indexes = full && (!dense || learns), .frozen = config->train.train_only == TRAIN_INDEXER};
     l->mla = (struct mla){.w = &w->mla, .c = c, .type = m->type, .dense = dense, .fast = !config->train.deterministic};
-    l->indexer = (struct indexer_part){.w = &w->indexer, .c = c, .type = m->type, .layer = index, .learns = learns && full,
+    l->indexer = (struct indexer_part){.w = &w->indexer, .c = c, .type = m->type, .layer = index,
+                                       .learns = learns && full,
                                        .dense = config->indexer_loss.kind == INDEXER_LOSS_DENSE,
                                        .guided = m->guide != NULL};
     l->mlp = (struct mlp){.w = &w->mlp, .width = c->intermediate_size, .type = m->type};
@@ -45,8 +47,8 @@ static void build(struct network *n)
     struct layer first;
 
     for (int i = 0; i < n->layers; i++)
-        build_layer(m, i, &m->parameters.layer[i], c->indexer_types[i] == INDEXER_FULL, c->mlp_layer_types[i] == MLP_SPARSE,
-                    &n->layer[i]);
+        build_layer(m, i, &m->parameters.layer[i], c->indexer_types[i] == INDEXER_FULL,
+                    c->mlp_layer_types[i] == MLP_SPARSE, &n->layer[i]);
     if (!m->config.mtp.depths) return;
     build_layer(m, n->layers, &m->parameters.mtp.layer, 1, 1, &first);
     first.moe.passes = (int)m->config.mtp.depths;
@@ -64,7 +66,8 @@ static void count_sums(struct network *n)
         n->indexers += n->layer[i].indexes && n->layer[i].indexer.learns;
         n->sparse_layers += n->layer[i].sparse;
     }
-    for (int d = 0; d < depths; d++) n->indexers += n->mtp.depth[d].layer.indexes && n->mtp.depth[d].layer.indexer.learns;
+    for (int d = 0; d < depths; d++)
+        n->indexers += n->mtp.depth[d].layer.indexes && n->mtp.depth[d].layer.indexer.learns;
     n->sparse_layers += depths > 0;
     *s = (struct sums){.ce = 0, .auxiliary = 1, .dropped = 2, .mtp = 3};
     s->accepted = s->mtp + depths;
@@ -279,8 +282,8 @@ static void tap_logits(const struct network *n, const struct pass *f, const void
 
 /* Cross-entropy of `hidden` under the view's labels: *sum += weighted losses; hit unless
  * NULL; with gradients dx, and dw unless NULL. */
-static void cross_entropy(const struct network *n, const struct pass *f, const void *hidden, float *hit, void *dx, void *dw,
-                          double *sum)
+static void cross_entropy(const struct network *n, const struct pass *f, const void *hidden, float *hit, void *dx,
+                          void *dw, double *sum)
 {
     struct head h = head_shape(n, f->rows);
     float *loss = at(f, n->loss);
@@ -350,8 +353,8 @@ static void total_variation(struct network *n, struct pass *f, const struct inpu
     float *alpha = at(f, n->alpha), *so_far = at(f, n->hit);
 
     LABEL(f, "head");
-    struct head_trunk trunk = {.x = at(f, n->final), .label = f->in->label, .weight = f->in->weight, .loss = at(f, n->loss),
-                               .dx = backward ? at(f, n->dx) : NULL,
+    struct head_trunk trunk = {.x = at(f, n->final), .label = f->in->label, .weight = f->in->weight,
+                               .loss = at(f, n->loss), .dx = backward ? at(f, n->dx) : NULL,
                                .dw = backward ? gradient_sum(f, n->model->parameters.head) : NULL};
     struct head_drafts drafts = {.x = mtp_out(&n->mtp, f, 0), .weight = in[0].weight, .alpha = alpha, .loss = so_far,
                                  .dx = backward ? mtp_dout(&n->mtp, f, 0) : NULL};

@@ -27,8 +27,8 @@ static uint64_t round_up(uint64_t n, uint64_t unit)
 }
 
 /* Places the next parameter. `follows` puts it right behind the previous one, without a gap. columns = 0: a vector. */
-static struct parameter *declare(struct declarer *d, enum parameter_kind kind, int follows, int64_t rows, int64_t columns,
-                                 const char *format, ...)
+static struct parameter *declare(struct declarer *d, enum parameter_kind kind, int follows, int64_t rows,
+                                 int64_t columns, const char *format, ...)
 {
     char name[128];
     int prefix = d->layer < 0 ? 0 : snprintf(name, sizeof name, "model.layers.%d.", d->layer);
@@ -168,7 +168,8 @@ static int compare_names(const void *a, const void *b, void *table)
     return strcmp(t->at[*(const uint32_t *)a].name, t->at[*(const uint32_t *)b].name);
 }
 
-glm52_status parameters_declare(struct host *host, const struct model_config *c, glm52_dtype type, struct parameters *out)
+glm52_status parameters_declare(struct host *host, const struct model_config *c, glm52_dtype type,
+                                struct parameters *out)
 {
     struct parameters t = {.host = host, .layers = (int)c->num_hidden_layers};
     struct declarer counting = {.table = &t, .config = c, .type = type}, filling = counting;
@@ -238,7 +239,8 @@ void parameters_select(struct parameters *p, const struct config *c)
     for (uint32_t i = 0; i < p->count; i++) {
         struct parameter *q = &p->at[i];
         q->trained = stage_trains(c, q);
-        q->gradient_type = c->precision.gradients == PRECISION_BF16 && q->dimensions == 2 ? GLM52_DTYPE_BF16 : GLM52_DTYPE_F32;
+        q->gradient_type = c->precision.gradients == PRECISION_BF16 && q->dimensions == 2 ? GLM52_DTYPE_BF16
+                                                                                          : GLM52_DTYPE_F32;
         if (!q->follows) bytes = round_up(bytes, ALIGNMENT);
         q->gradient_offset = bytes;
         if (q->trained) bytes += q->count * dtype_size(q->gradient_type);

@@ -89,7 +89,8 @@ struct parameters {
 };
 
 /* Needs a validated config. `type` is the dtype of everything but the selection biases. */
-glm52_status parameters_declare(struct host *host, const struct model_config *c, glm52_dtype type, struct parameters *out);
+glm52_status parameters_declare(struct host *host, const struct model_config *c, glm52_dtype type,
+                                struct parameters *out);
 void parameters_free(struct parameters *p);
 struct parameter *parameters_find(const struct parameters *p, const char *name); /* NULL if absent */
 

@@ -88,7 +88,8 @@ struct mlp {
 void mlp_plan(struct mlp *m, struct plan *p);
 /* y = from + the rest; from may be y. */
 void mlp_forward(const struct mlp *m, const struct pass *f, const void *x, const void *from, void *y);
-void mlp_backward(const struct mlp *m, const struct pass *b, const void *x, const void *dy, void *dx, int add); /* dx (+)= */
+/* dx (+)= */
+void mlp_backward(const struct mlp *m, const struct pass *b, const void *x, const void *dy, void *dx, int add);
 
 /* Mixture of experts; model.md 2.6, training.md 5. */
 struct moe {

@@ -157,7 +157,8 @@ struct counted count_embed_forward(struct stream *s, const struct embed *e)
 
 struct counted count_embed_backward(struct stream *s, const struct embed *e)
 {
-    return count(s, "embed_backward", 0, (double)e->rows * ((size(e->type) + 2 * size(e->gradient)) * (double)e->width + WORD));
+    return count(s, "embed_backward", 0,
+                 (double)e->rows * ((size(e->type) + 2 * size(e->gradient)) * (double)e->width + WORD));
 }
 
 /* ---- selection and attention ---- */
@@ -381,7 +382,8 @@ struct counted count_convert(struct stream *s, int64_t elements, glm52_dtype fro
 static double quantised_bytes(const struct quantised *q, int64_t rows, int64_t width)
 {
     const int packed = q->format >= NVFP4, narrow = q->format >= MXFP8;
-    int64_t down = (rows + q->block_rows - 1) / q->block_rows, across = (width + q->block_columns - 1) / q->block_columns;
+    int64_t down = (rows + q->block_rows - 1) / q->block_rows,
+            across = (width + q->block_columns - 1) / q->block_columns;
 
     return (double)rows * (double)width / (packed ? 2 : 1) + (double)(down * across) * (narrow ? 1 : WORD);
 }

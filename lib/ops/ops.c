@@ -9,7 +9,8 @@ void stream_close(struct stream *s)
     s->ops = NULL;
 }
 
-void stream_read(struct stream *s, glm52_dtype type, const void *from_device, uint64_t count, float *values, void *buffer)
+void stream_read(struct stream *s, glm52_dtype type, const void *from_device, uint64_t count, float *values,
+                 void *buffer)
 {
     if (type != GLM52_DTYPE_BF16) {
         s->ops->download(s, values, from_device, count * sizeof *values);
@@ -19,7 +20,8 @@ void stream_read(struct stream *s, glm52_dtype type, const void *from_device, ui
     for (uint64_t i = 0; i < count; i++) values[i] = bf16_to_f32(((uint16_t *)buffer)[i]);
 }
 
-void stream_write(struct stream *s, glm52_dtype type, void *to_device, uint64_t count, const float *values, void *buffer)
+void stream_write(struct stream *s, glm52_dtype type, void *to_device, uint64_t count, const float *values,
+                  void *buffer)
 {
     if (type != GLM52_DTYPE_BF16) {
         s->ops->upload(s, to_device, values, count * sizeof *values);

@@ -8,8 +8,8 @@
  *   - rows = 0 is legal and does nothing (outputs that accumulate stay, outputs that are written are empty).
  *   - Deterministic: the same inputs give the same bits, for any number of threads.
  *   - `add` in a shape: 0 overwrites the output, 1 adds to it.
- *   - Parameter gradients are added to, unless an `add` of their product says otherwise; fp32, or of the type `gradient` of
- *     the shape, rounded to nearest at each addition; a product may be rounded before it is added.
+ *   - Parameter gradients are added to, unless an `add` of their product says otherwise; fp32, or of the type
+ *     `gradient` of the shape, rounded to nearest at each addition; a product may be rounded before it is added.
  *   - `pairs` is the exact number of (query, key) pairs that the documents of the call have; only a tally reads it. */
 #ifndef GLM52_OPS_OPS_H
 #define GLM52_OPS_OPS_H
@@ -291,7 +291,8 @@ struct ops {
     /* ---- norms ---- */
     /* y = x * rstd * gain, rstd = rsqrt(mean(x^2) + epsilon), kept [rows] for backward. dgain [width] is added to;
      * NULL: not wanted. dx may be dy. */
-    void (*rmsnorm_forward)(struct stream *s, const struct norm *n, const void *x, const void *gain, void *y, float *rstd);
+    void (*rmsnorm_forward)(struct stream *s, const struct norm *n, const void *x, const void *gain, void *y,
+                            float *rstd);
     size_t (*norm_backward_bytes)(struct stream *s, const struct norm *n);
     void (*rmsnorm_backward)(struct stream *s, const struct norm *n, const void *x, const void *gain, const float *rstd,
                              const void *dy, void *dx, float *dgain, void *workspace);
@@ -375,8 +376,9 @@ struct ops {
      * lse is made here then. Never rows x keys of memory. */
     size_t (*index_kl_selected_bytes)(struct stream *s, const struct indexer *i);
     void (*index_kl_selected)(struct stream *s, const struct indexer *i, const void *q, const void *key,
-                              const float *weight, const int32_t *selected, const float *target, const float *row_weight,
-                              float *kl, void *dq, float *dkey, float *dweight, void *workspace);
+                              const float *weight, const int32_t *selected, const float *target,
+                              const float *row_weight, float *kl, void *dq, float *dkey, float *dweight,
+                              void *workspace);
     size_t (*index_kl_dense_bytes)(struct stream *s, const struct indexer *i, const struct teacher *t);
     void (*index_kl_dense)(struct stream *s, const struct indexer *i, const struct teacher *t, const void *q,
                            const void *key, const float *weight, const void *teacher_q, const void *teacher_key,
@@ -508,7 +510,9 @@ void stream_close(struct stream *s);
 
 /* Elements of a device array of fp32 or bf16 to and from fp32 host memory, through a buffer of `count` elements of the
  * device's type. Reading is complete on return. */
-void stream_read(struct stream *s, glm52_dtype type, const void *from_device, uint64_t count, float *values, void *buffer);
-void stream_write(struct stream *s, glm52_dtype type, void *to_device, uint64_t count, const float *values, void *buffer);
+void stream_read(struct stream *s, glm52_dtype type, const void *from_device, uint64_t count, float *values,
+                 void *buffer);
+void stream_write(struct stream *s, glm52_dtype type, void *to_device, uint64_t count, const float *values,
+                  void *buffer);
 
 #endif

@@ -11,8 +11,9 @@
 #include "base/dtype.h"
 
 /* Newton-Schulz polynomials a, b, c: training.md 4.1. */
-static const float quintic[][3] = {{4.0848f, -6.8946f, 2.9270f}, {3.9505f, -6.3029f, 2.6377f}, {3.7418f, -5.5913f, 2.3037f},
-                                   {2.8769f, -3.1427f, 1.2046f}, {2.8366f, -3.0525f, 1.2012f}};
+static const float quintic[][3] = {{4.0848f, -6.8946f, 2.9270f}, {3.9505f, -6.3029f, 2.6377f},
+                                   {3.7418f, -5.5913f, 2.3037f}, {2.8769f, -3.1427f, 1.2046f},
+                                   {2.8366f, -3.0525f, 1.2012f}};
 static const float simple[][3] = {{3.4445f, -4.7750f, 2.0315f}};
 static const float polar_express[][3] = {{8.2051f, -22.9019f, 16.4607f}, {4.0664f, -2.8612f, 0.5184f},
                                          {3.9096f, -2.8234f, 0.5250f},   {3.2856f, -2.4153f, 0.4853f},
@@ -132,13 +133,15 @@ static void add_muon(struct optimizer *o, const struct placed *at, uint64_t from
     int64_t columns = p->shape[1];
 
     if (!move) return;
-    move->muon = (struct muon){.batch = batch, .stride = stride, .rows = rows, .columns = columns, .group_rows = group_rows,
-                               .group_stride = group_stride, .momentum = (float)o->config.muon_momentum,
-                               .decay = (float)o->config.weight_decay,
-                               .scale = (float)(o->config.muon_scale * block_scale(o->config.muon_scale_rule, rows, columns)),
+    move->muon = (struct muon){.batch = batch, .stride = stride, .rows = rows, .columns = columns,
+                               .group_rows = group_rows, .group_stride = group_stride,
+                               .momentum = (float)o->config.muon_momentum, .decay = (float)o->config.weight_decay,
+                               .scale = (float)(o->config.muon_scale *
+                                                block_scale(o->config.muon_scale_rule, rows, columns)),
                                .nesterov = o->config.muon_nesterov,
-                               .classic = o->config.muon_convention == MUON_CLASSIC, .steps = (int32_t)o->config.muon_steps,
-                               .type = p->type, .gradient = p->gradient_type, .moments = o->moment_type};
+                               .classic = o->config.muon_convention == MUON_CLASSIC,
+                               .steps = (int32_t)o->config.muon_steps, .type = p->type, .gradient = p->gradient_type,
+                               .moments = o->moment_type};
     for (int i = 0; i < move->muon.steps; i++)
         memcpy(move->muon.coefficient[i], polynomial(o->config.muon_coefficients, i), sizeof move->muon.coefficient[i]);
 }
@@ -192,15 +195,16 @@ static int taken_along(const struct optimizer *o, uint32_t i)
 
     return p->rule == RULE_MUON && i >= 3 && o->placed[i - 3].rule == RULE_MUON &&
            o->placed[i - 3].parameter == p->parameter - 3 && p->parameter->layer == o->placed[i - 3].parameter->layer &&
-           strstr(p->parameter->name, "mlp.experts.") && strstr(o->placed[i - 3].parameter->name, "mlp.experts.") != NULL;
+           strstr(p->parameter->name, "mlp.experts.") &&
+           strstr(o->placed[i - 3].parameter->name, "mlp.experts.") != NULL;
 }
 
 /* A gate whose up follows and goes with it as one block; optim.muon_gate_up. */
 static int is_joint_gate(const struct optimizer *o, uint32_t i)
 {
     return o->config.muon_gate_up == MUON_JOINT && i + 1 < o->count && o->placed[i + 1].rule == RULE_MUON &&
-           o->placed[i + 1].parameter == o->placed[i].parameter + 1 && strstr(o->placed[i].parameter->name, "gate_proj.") &&
-           strstr(o->placed[i + 1].parameter->name, "up_proj.");
+           o->placed[i + 1].parameter == o->placed[i].parameter + 1 &&
+           strstr(o->placed[i].parameter->name, "gate_proj.") && strstr(o->placed[i + 1].parameter->name, "up_proj.");
 }
 
 static void add_matrix(struct optimizer *o, uint32_t i)
@@ -278,7 +282,8 @@ static glm52_status place(struct optimizer *o, const struct config *config)
         TRY(optimizer_rule(config, &t->at[i], &rule));
         if (rule == RULE_NONE) continue;
         int second = rule == RULE_ADAMW || has_adamw_rows(o, &t->at[i]);
-        if (o->placed) o->placed[o->count] = (struct placed){&t->at[i], rule, second, o->state_elements, o->second_elements};
+        if (o->placed)
+            o->placed[o->count] = (struct placed){&t->at[i], rule, second, o->state_elements, o->second_elements};
         o->count++;
         o->state_elements += t->at[i].count;
         if (second) o->second_elements += t->at[i].count;

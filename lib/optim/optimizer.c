@@ -48,7 +48,9 @@ static glm52_status take_memory(struct optimizer *o, int masters)
         o->master = memory;
     }
     for (uint32_t i = 0; i < o->moves; i++) {
-        size_t bytes = o->move[i].rule == RULE_MUON ? o->model->stream->ops->muon_bytes(o->model->stream, &o->move[i].muon) : 0;
+        size_t bytes = o->move[i].rule == RULE_MUON
+                           ? o->model->stream->ops->muon_bytes(o->model->stream, &o->move[i].muon)
+                           : 0;
         if (bytes > o->workspace_bytes) o->workspace_bytes = bytes;
     }
     if (!o->workspace_bytes) return GLM52_OK;
@@ -159,11 +161,11 @@ void optimizer_resync(struct optimizer *o)
 }
 
 /* Both may hold their moments in another type. */
-static void copy_moment(struct stream *s, const struct parameter *p, struct optimizer *to, unsigned char *into, uint64_t at,
-                        const struct optimizer *from, const unsigned char *of, uint64_t from_at)
+static void copy_moment(struct stream *s, const struct parameter *p, struct optimizer *to, unsigned char *into,
+                        uint64_t at, const struct optimizer *from, const unsigned char *of, uint64_t from_at)
 {
-    s->ops->convert(s, (int64_t)p->count, from->moment_type, of + from_at * dtype_size(from->moment_type), to->moment_type,
-                    into + at * dtype_size(to->moment_type));
+    s->ops->convert(s, (int64_t)p->count, from->moment_type, of + from_at * dtype_size(from->moment_type),
+                    to->moment_type, into + at * dtype_size(to->moment_type));
 }
 
 void optimizer_adopt(struct optimizer *o, const struct optimizer *before)

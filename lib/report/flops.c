@@ -117,7 +117,8 @@ static void count_rows(const struct flop_work *w, const struct flop_executions *
 {
     const struct config *c = w->config;
     const struct model_config *m = &c->model;
-    uint64_t hidden = (uint64_t)m->hidden_size, heads = (uint64_t)m->num_attention_heads, depths = (uint64_t)c->mtp.depths;
+    uint64_t hidden = (uint64_t)m->hidden_size, heads = (uint64_t)m->num_attention_heads,
+             depths = (uint64_t)c->mtp.depths;
     uint64_t nope = (uint64_t)m->qk_nope_head_dim, rope = (uint64_t)m->qk_rope_head_dim, v = (uint64_t)m->v_head_dim;
     uint64_t q_rank = (uint64_t)m->q_lora_rank, kv_rank = (uint64_t)m->kv_lora_rank;
     uint64_t expert = 3 * hidden * (uint64_t)m->moe_intermediate_size, vocabulary = (uint64_t)m->vocab_size;
@@ -226,7 +227,8 @@ double flops_megatron_6753(const struct flop_work *w, int64_t *indexers)
 {
     const struct config *c = w->config;
     const struct model_config *m = &c->model;
-    int64_t charged = indexers_between(m, 0, m->num_hidden_layers + c->mtp.depths); /* depths as layers N + 1 .. N + D */
+    /* Depths as layers N + 1 .. N + D. */
+    int64_t charged = indexers_between(m, 0, m->num_hidden_layers + c->mtp.depths);
     double tokens = (double)w->tokens, squares = (double)w->squares, length = squares / tokens;
     double keys = fmin((double)m->index_topk, floor(length));
     double core_scale = keys * (1 - keys / (2 * length)) / (length / 2);
@@ -244,7 +246,8 @@ double flops_bridge(const struct flop_work *w, int64_t *indexers)
     const struct model_config *m = &c->model;
     /* depths are numbered from 1 again */
     int64_t charged = indexers_between(m, 0, m->num_hidden_layers) + indexers_between(m, 0, c->mtp.depths);
-    double tokens = (double)w->tokens, length = (double)w->squares / tokens, k = (double)m->index_topk, n = (double)charged;
+    double tokens = (double)w->tokens, length = (double)w->squares / tokens, k = (double)m->index_topk,
+           n = (double)charged;
     double pairs = (length + 1) / 2, selected = length <= k ? pairs : k - k * (k - 1) / (2 * length);
     double support = c->indexer_loss.kind == INDEXER_LOSS_DENSE ? pairs : selected;
     double score = (double)m->index_n_heads * (double)(m->index_head_dim + 1);

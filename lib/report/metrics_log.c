@@ -124,7 +124,8 @@ glm52_status metrics_log_write(struct metrics_log *log, const char *const *names
 
     for (size_t i = 0; i < count; i++) {
         failed |= json_object_set_new(object, names[i], number(values[i]));
-        if (!i && log->stage && *log->stage) failed |= json_object_set_new(object, "stage", json_string_nocheck(log->stage));
+        if (!i && log->stage && *log->stage)
+            failed |= json_object_set_new(object, "stage", json_string_nocheck(log->stage));
     }
     char *line = failed ? NULL : json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(SIGNIFICANT_DIGITS));
     json_decref(object);

@@ -25,8 +25,8 @@ static void take_last_row(void *user, const char *name, int layer, glm52_dtype t
 {
     struct decoder *d = user;
     const struct parameter *w = d->m->parameters.head;
-    struct gemm g = {.m = 1, .n = w->shape[0], .k = columns, .lda = columns, .ldb = columns, .ldc = w->shape[0], .batch = 1,
-                     .transpose_b = 1, .a_type = type, .b_type = w->type, .c_type = GLM52_DTYPE_F32};
+    struct gemm g = {.m = 1, .n = w->shape[0], .k = columns, .lda = columns, .ldb = columns, .ldc = w->shape[0],
+                     .batch = 1, .transpose_b = 1, .a_type = type, .b_type = w->type, .c_type = GLM52_DTYPE_F32};
 
     (void)name, (void)layer;
     d->m->stream->ops->gemm(d->m->stream, &g, (const char *)values + (size_t)((rows - 1) * columns) * dtype_size(type),
@@ -107,8 +107,8 @@ static int ends(const struct model *m, int32_t token)
     return 0;
 }
 
-glm52_status generate(struct model *m, const int32_t *prompt, uint64_t count, uint64_t limit, const struct sampling *how,
-                      int32_t *tokens, uint64_t *produced)
+glm52_status generate(struct model *m, const int32_t *prompt, uint64_t count, uint64_t limit,
+                      const struct sampling *how, int32_t *tokens, uint64_t *produced)
 {
     uint64_t longest = (uint64_t)m->config.model.max_position_embeddings;
     struct decoder d;

@@ -11,7 +11,7 @@ struct sampling {
 };
 
 /* Writes up to `limit` tokens and stops at an end-of-text token (eos_token_id), which is not written. */
-glm52_status generate(struct model *m, const int32_t *prompt, uint64_t count, uint64_t limit, const struct sampling *how,
-                      int32_t *tokens, uint64_t *produced);
+glm52_status generate(struct model *m, const int32_t *prompt, uint64_t count, uint64_t limit,
+                      const struct sampling *how, int32_t *tokens, uint64_t *produced);
 
 #endif

@@ -70,15 +70,16 @@ static glm52_status run_with_data(struct stream *s, struct config *c, struct dry
 
 /* The workspaces are those of the device that the plan is for: a GPU's, if the run is on one or the config names
  * one. */
-static void stand_for_device(const struct stream *like, const struct config *config, struct stream *s, struct stream *device)
+static void stand_for_device(const struct stream *like, const struct config *config, struct stream *s,
+                             struct stream *device)
 {
     int meta = !strcmp(like->ops->name, "meta");
     size_t workspace;
 
     if (strcmp(like->ops->name, "cuda") && !(meta && text_starts_with(config->device, "cuda"))) return;
     if (stream_plan_cuda(device, &workspace)) {
-        host_log(like->host, GLM52_LOG_NOTICE, "the plan counts the workspaces of the cpu, not of %s: %s", config->device,
-                 glm52_error_message(glm52_error_last()));
+        host_log(like->host, GLM52_LOG_NOTICE, "the plan counts the workspaces of the cpu, not of %s: %s",
+                 config->device, glm52_error_message(glm52_error_last()));
         return;
     }
     s->stands_for = device;

@@ -20,7 +20,8 @@ static int wants(void *user, const char *name, int layer)
     return !w->first[0] && (!strcmp(name, "hidden") || !strcmp(name, "mtp_hidden"));
 }
 
-static void look(void *user, const char *name, int layer, glm52_dtype type, int64_t rows, int64_t columns, const void *values)
+static void look(void *user, const char *name, int layer, glm52_dtype type, int64_t rows, int64_t columns,
+                 const void *values)
 {
     struct watch *w = user;
     int64_t count = rows * columns;
@@ -28,7 +29,8 @@ static void look(void *user, const char *name, int layer, glm52_dtype type, int6
     w->stream->ops->download(w->stream, w->values, values, (size_t)count * dtype_size(type));
     for (int64_t i = 0; i < count && !w->first[0]; i++) {
         float x = type == GLM52_DTYPE_BF16 ? bf16_to_f32(((const uint16_t *)(const void *)w->values)[i]) : w->values[i];
-        if (!isfinite(x)) snprintf(w->first, sizeof w->first, "%s %d", strcmp(name, "hidden") ? "MTP depth" : "layer", layer);
+        if (!isfinite(x))
+            snprintf(w->first, sizeof w->first, "%s %d", strcmp(name, "hidden") ? "MTP depth" : "layer", layer);
     }
 }
 
@@ -58,7 +60,8 @@ static const struct parameter *find_parameter(struct step *s)
     for (uint32_t i = t->count; i-- > 0;) {
         if (!t->at[i].trained) continue;
         stream->ops->zero(stream, sum, sizeof squares);
-        stream->ops->sum_squares(stream, (int64_t)t->at[i].count, t->at[i].gradient_type, t->at[i].gradient, sum, s->workspace);
+        stream->ops->sum_squares(stream, (int64_t)t->at[i].count, t->at[i].gradient_type, t->at[i].gradient, sum,
+                                 s->workspace);
         if (stream->ops->synchronize(stream)) return NULL;
         stream->ops->download(stream, &squares, sum, sizeof squares);
         if (!isfinite(squares)) return &t->at[i];
@@ -78,5 +81,6 @@ glm52_status step_not_finite(struct step *s, const struct pack *const *packs, ui
          layer[0] ? layer : p ? p->name : "the loss");
     if (layer[0]) fail_detail("layer", "%s", layer);
     if (p) fail_detail("tensor", "%s", p->name);
-    return fail_hint("lower optim.lr, check the data, or resume from the last saved state; train.not_finite = skip goes on");
+    return fail_hint(
+        "lower optim.lr, check the data, or resume from the last saved state; train.not_finite = skip goes on");
 }

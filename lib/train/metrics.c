@@ -6,13 +6,13 @@
 #include "report/flops.h"
 #include "train/step.h"
 
-const char *const metric_name[METRICS] = {"step", "loss", "ce", "indexer_loss", "mtp_loss", "auxiliary_loss", "grad_norm",
-                                          "lr", "tokens", "tokens_per_second", "seconds", "tflops_megatron_6753",
-                                          "tflops_exact", "held_out_loss", "peak_memory", "skipped", "dropped",
-                                          "forced_balance", "mfu_megatron_6753", "mfu_exact"};
+const char *const metric_name[METRICS] = {"step", "loss", "ce", "indexer_loss", "mtp_loss", "auxiliary_loss",
+                                          "grad_norm", "lr", "tokens", "tokens_per_second", "seconds",
+                                          "tflops_megatron_6753", "tflops_exact", "held_out_loss", "peak_memory",
+                                          "skipped", "dropped", "forced_balance", "mfu_megatron_6753", "mfu_exact"};
 
-const char *const group_name[GROUPS] = {"embedding", "head", "norms", "attention", "router", "experts", "mlp", "indexer",
-                                        "mtp"};
+const char *const group_name[GROUPS] = {"embedding", "head", "norms",   "attention", "router",
+                                        "experts",   "mlp",  "indexer", "mtp"};
 
 /* One of several values of a kind: `number` counts within the kind. */
 struct many {

@@ -78,7 +78,8 @@ struct mover {
     int found[PARTS];         /* some state of the part was read */
 };
 
-static glm52_status write_tensor(struct optimizer *o, const struct parameter *p, const char *name, struct held values, void *user)
+static glm52_status write_tensor(struct optimizer *o, const struct parameter *p, const char *name, struct held values,
+                                 void *user)
 {
     const struct mover *mover = user;
     struct stream *s = o->model->stream;
@@ -87,14 +88,16 @@ static glm52_status write_tensor(struct optimizer *o, const struct parameter *p,
     TRY(host_poll(o->model->host));
     for (uint64_t first = 0; first < p->count; first += PIECE) {
         uint64_t count = p->count - first < PIECE ? p->count - first : PIECE;
-        stream_read(s, values.type, values.at + first * dtype_size(values.type), count, mover->buffer, mover->buffer + PIECE);
+        stream_read(s, values.type, values.at + first * dtype_size(values.type), count, mover->buffer,
+                    mover->buffer + PIECE);
         TRY(safetensors_writer_write(mover->writer, mover->buffer, count * sizeof(float)));
     }
     return GLM52_OK;
 }
 
 /* Parameters whose state a stage begins anew may be missing from the file of another stage. */
-static glm52_status check_tensor(struct optimizer *o, const struct parameter *p, const char *name, struct held values, void *user)
+static glm52_status check_tensor(struct optimizer *o, const struct parameter *p, const char *name, struct held values,
+                                 void *user)
 {
     const struct mover *mover = user;
     const struct safetensor *t = safetensors_find(mover->file, name);
@@ -105,12 +108,15 @@ static glm52_status check_tensor(struct optimizer *o, const struct parameter *p,
         (t->dimensions < 2 || t->shape[1] == p->shape[1]))
         return GLM52_OK;
     fail(GLM52_E_CORRUPT, "optimizer state %s is %s", name, t ? "of another shape or dtype" : "missing");
-    if (!t) fail_hint("it was saved with other train.train_only, indexer_loss, mtp or optim options; give the new options a "
-                      "train.stage of their own to begin what is missing at zero");
+    if (!t)
+        fail_hint(
+            "it was saved with other train.train_only, indexer_loss, mtp or optim options; give the new options a "
+            "train.stage of their own to begin what is missing at zero");
     return fail_detail("tensor", "%s", name);
 }
 
-static glm52_status read_tensor(struct optimizer *o, const struct parameter *p, const char *name, struct held values, void *user)
+static glm52_status read_tensor(struct optimizer *o, const struct parameter *p, const char *name, struct held values,
+                                void *user)
 {
     struct mover *mover = user;
     const struct safetensor *t = safetensors_find(mover->file, name);
@@ -126,7 +132,8 @@ static glm52_status read_tensor(struct optimizer *o, const struct parameter *p, 
     for (uint64_t first = 0; first < p->count; first += PIECE) {
         uint64_t count = p->count - first < PIECE ? p->count - first : PIECE;
         TRY(safetensors_read_f32(mover->file, t, first, count, mover->buffer));
-        stream_write(s, values.type, values.at + first * dtype_size(values.type), count, mover->buffer, mover->buffer + PIECE);
+        stream_write(s, values.type, values.at + first * dtype_size(values.type), count, mover->buffer,
+                     mover->buffer + PIECE);
     }
     return GLM52_OK;
 }
@@ -149,7 +156,8 @@ static glm52_status save_optimizer(struct optimizer *o, const char *directory)
     return status;
 }
 
-static glm52_status count_tensor(struct optimizer *o, const struct parameter *p, const char *name, struct held values, void *user)
+static glm52_status count_tensor(struct optimizer *o, const struct parameter *p, const char *name, struct held values,
+                                 void *user)
 {
     (void)o, (void)p, (void)name, (void)values;
     ++*(size_t *)user;
@@ -157,7 +165,8 @@ static glm52_status count_tensor(struct optimizer *o, const struct parameter *p,
 }
 
 /* Opens and checks the optimizer's file without touching its state. */
-static glm52_status open_optimizer(struct optimizer *o, const char *directory, struct mover *mover, struct safetensors *file)
+static glm52_status open_optimizer(struct optimizer *o, const char *directory, struct mover *mover,
+                                   struct safetensors *file)
 {
     char path[PATH];
 
@@ -194,9 +203,9 @@ static glm52_status save_counters(struct step *s, const char *directory)
     json_t *json = json_pack("{s:i, s:I, s:I, s:I, s:I, s:s, s:f, s:f, s:[I, I, I, I]}", "format", FORMAT, "step",
                              (json_int_t)o->step, "schedule_begin", (json_int_t)o->schedule_begin, "packs",
                              (json_int_t)s->packs, "seed", (json_int_t)s->model->config.train.seed, "stage",
-                             s->model->config.train.stage, "mean_loss", s->mean_loss, "skipped", s->metric[METRIC_SKIPPED],
-                             "updates", (json_int_t)o->updates[0], (json_int_t)o->updates[1], (json_int_t)o->updates[2],
-                             (json_int_t)o->updates[3]);
+                             s->model->config.train.stage, "mean_loss", s->mean_loss, "skipped",
+                             s->metric[METRIC_SKIPPED], "updates", (json_int_t)o->updates[0], (json_int_t)o->updates[1],
+                             (json_int_t)o->updates[2], (json_int_t)o->updates[3]);
     text = json ? json_dumps(json, JSON_INDENT(2) | JSON_REAL_PRECISION(17)) : NULL;
     json_decref(json);
     if (!text) return fail_nomem(4096, "state.json");
@@ -253,7 +262,8 @@ glm52_status step_save(struct step *s, const char *directory)
     struct host *host = s->model->host;
     char name[64], before[64] = "", state[PATH], path[PATH];
 
-    if (!s->optimizer) return fail(GLM52_E_STATE, "this step was created without an optimizer: there is no state to save");
+    if (!s->optimizer)
+        return fail(GLM52_E_STATE, "this step was created without an optimizer: there is no state to save");
     if (read_latest(host, directory, before)) before[0] = 0; /* none, or a damaged one: nothing to remove */
     snprintf(name, sizeof name, "step-%06lld", (long long)s->optimizer->step);
     if (!strcmp(before, name)) snprintf(name, sizeof name, "step-%06lld" SECOND, (long long)s->optimizer->step);
@@ -281,8 +291,8 @@ static glm52_status read_counters(struct host *host, const char *directory, stru
     TRY(file_read_all(host, path, 65536, &text, &bytes));
     json_t *json = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, NULL);
     int bad = json_unpack(json, "{s:I, s:I, s:I, s:I, s:s, s:F, s:F, s:[I, I, I, I]}", "format", &format, "step", &step,
-                          "schedule_begin", &begin, "packs", &packs, "stage", &stage, "mean_loss", &c->mean_loss, "skipped",
-                          &c->skipped, "updates", &updates[0], &updates[1], &updates[2], &updates[3]);
+                          "schedule_begin", &begin, "packs", &packs, "stage", &stage, "mean_loss", &c->mean_loss,
+                          "skipped", &c->skipped, "updates", &updates[0], &updates[1], &updates[2], &updates[3]);
     snprintf(c->stage, sizeof c->stage, "%s", stage);
     json_decref(json);
     host_free(host, text, bytes + 1, MEMORY_HOST);
@@ -323,7 +333,8 @@ glm52_status step_resume(struct step *s, const char *directory)
     struct counters counters;
     char name[64], state[PATH];
 
-    if (!s->optimizer) return fail(GLM52_E_STATE, "this step was created without an optimizer: it cannot go on training");
+    if (!s->optimizer)
+        return fail(GLM52_E_STATE, "this step was created without an optimizer: it cannot go on training");
     TRY(read_latest(host, directory, name));
     TRY(join(state, directory, name));
     TRY(read_counters(host, state, &counters));

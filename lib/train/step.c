@@ -87,7 +87,8 @@ static glm52_status refuse(struct model *m, const struct config *config)
     int64_t fits = rows_that_fit(m, free, rows, config->train.recompute);
     if (fits == rows) return GLM52_E_NOMEM; /* of the host's memory, that is */
     int64_t recomputed = rows_that_fit(m, free, rows, RECOMPUTE_LAYERS);
-    fail(GLM52_E_NOMEM, "a step of %lld tokens per microbatch needs %.2f GiB beside model and optimizer; %.2f of %.2f GiB are "
+    fail(GLM52_E_NOMEM,
+         "a step of %lld tokens per microbatch needs %.2f GiB beside model and optimizer; %.2f of %.2f GiB are "
          "free",
          (long long)rows, ldexp((double)bytes_of(m, rows, config->train.recompute), -30), ldexp((double)free, -30),
          ldexp((double)all, -30));
@@ -106,7 +107,8 @@ static glm52_status take_step(struct step *s, const struct config *config)
     if (trains) TRY(model_hold_gradients(m));
     s->holds_gradients = trains;
     TRY(network_open(m, config->train.microbatch_tokens, keep, &s->network));
-    if (!(s->sum = host_calloc(m->host, (size_t)s->network.sums.count * sizeof *s->sum, MEMORY_HOST))) return GLM52_E_NOMEM;
+    if (!(s->sum = host_calloc(m->host, (size_t)s->network.sums.count * sizeof *s->sum, MEMORY_HOST)))
+        return GLM52_E_NOMEM;
     if (!trains) return GLM52_OK;
     TRY(take_update_memory(s));
     TRY(graphs_open(m->stream, config, &s->graphs));
@@ -195,7 +197,8 @@ static struct input_scale scale_of(const struct step *s, const struct input_coun
     scale.kl = share(c->indexer_loss.coeff, per_token ? n->loss : n->rows);
     for (int d = 0; d < depths; d++) {
         scale.mtp_kl[d] = share(c->indexer_loss.coeff, per_token ? n->mtp[d] : n->mtp_rows[d]);
-        scale.mtp[d] = c->mtp.loss == MTP_LOSS_TV ? share(c->mtp.factor, n->chain) : share(c->mtp.factor / depths, n->mtp[d]);
+        scale.mtp[d] = c->mtp.loss == MTP_LOSS_TV ? share(c->mtp.factor, n->chain)
+                                                  : share(c->mtp.factor / depths, n->mtp[d]);
     }
     return scale;
 }
@@ -293,13 +296,14 @@ static void reduce_gradients(struct step *s)
         uint64_t end = next < t->count ? t->at[next].gradient_offset : t->gradient_bytes;
         int64_t count = (int64_t)((end - first->gradient_offset) / dtype_size(first->gradient_type));
         if (count)
-            s->comm.all_reduce_sum(&s->comm, m->stream, count, first->gradient_type, m->gradients + first->gradient_offset);
+            s->comm.all_reduce_sum(&s->comm, m->stream, count, first->gradient_type,
+                                   m->gradients + first->gradient_offset);
     }
 }
 
 /* Gradients of the step's loss, summed over ranks, in the parameters' gradients. */
-static glm52_status accumulate(struct step *s, const struct pack *const *packs, uint32_t count, struct input_count *counted,
-                               int64_t *tokens)
+static glm52_status accumulate(struct step *s, const struct pack *const *packs, uint32_t count,
+                               struct input_count *counted, int64_t *tokens)
 {
     TRY(require_optimizer(s, count));
     TRY(check_packs(s, packs, count, counted, tokens));
@@ -325,7 +329,8 @@ glm52_status step_gradients(struct step *s, const struct pack *const *packs, uin
 /* ---- the step ---- */
 
 /* The first line opens the file: by then a resumed run knows where it goes on. */
-static glm52_status write_log(struct step *s, const char *const *names, const double *values, size_t count, int64_t before)
+static glm52_status write_log(struct step *s, const char *const *names, const double *values, size_t count,
+                              int64_t before)
 {
     if (!s->log_path) return GLM52_OK;
     if (!s->log.file) TRY(metrics_log_open(&s->log, s->model->host, s->log_path, (uint64_t)before));
@@ -349,8 +354,8 @@ static glm52_status log_run(struct step *s)
     return write_log(s, names, values, n, s->optimizer->step - 1);
 }
 
-static glm52_status finish(struct step *s, const struct pack *const *packs, uint32_t count, int64_t tokens, double seconds,
-                           double lr)
+static glm52_status finish(struct step *s, const struct pack *const *packs, uint32_t count, int64_t tokens,
+                           double seconds, double lr)
 {
     double *metric = s->metric;
 
@@ -375,7 +380,8 @@ static glm52_status run_step(struct step *s, const struct pack *const *packs, ui
     TRY(step_update(s));
     read_sums(s, &counted, 1);
     step_read_verdict(s, &verdict);
-    if (!s->skips && !(isfinite(s->metric[METRIC_LOSS]) && isfinite(verdict.norm))) return step_not_finite(s, packs, count);
+    if (!s->skips && !(isfinite(s->metric[METRIC_LOSS]) && isfinite(verdict.norm)))
+        return step_not_finite(s, packs, count);
     double lr = optimizer_lr(s->optimizer);
     step_count(s, &verdict);
     s->packs += count;

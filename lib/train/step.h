@@ -37,8 +37,18 @@ enum metric {
 extern const char *const metric_name[METRICS];
 
 /* Groups of parameters whose gradient norms are told apart. */
-enum group { GROUP_EMBEDDING, GROUP_HEAD, GROUP_NORMS, GROUP_ATTENTION, GROUP_ROUTER, GROUP_EXPERTS, GROUP_MLP, GROUP_INDEXER,
-             GROUP_MTP, GROUPS };
+enum group {
+    GROUP_EMBEDDING,
+    GROUP_HEAD,
+    GROUP_NORMS,
+    GROUP_ATTENTION,
+    GROUP_ROUTER,
+    GROUP_EXPERTS,
+    GROUP_MLP,
+    GROUP_INDEXER,
+    GROUP_MTP,
+    GROUPS
+};
 
 extern const char *const group_name[GROUPS];
 

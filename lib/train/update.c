@@ -73,8 +73,8 @@ static struct guard guard_of(const struct step *s)
 
     if (s->model->config.train.train_only == TRAIN_INDEXER)
         return (struct guard){.parts = 1, .first = {at->kl}, .count = {indexers}, .spike = s->spike};
-    return (struct guard){.parts = 4, .first = {at->ce, at->mtp, at->kl, at->auxiliary}, .count = {1, depths, indexers, 1},
-                          .spike = s->spike};
+    return (struct guard){.parts = 4, .first = {at->ce, at->mtp, at->kl, at->auxiliary},
+                          .count = {1, depths, indexers, 1}, .spike = s->spike};
 }
 
 /* Launches alone: whether anything moves is decided on the device. */
@@ -113,6 +113,6 @@ void step_count(struct step *s, const struct verdict *v)
         return;
     }
     s->metric[METRIC_SKIPPED]++;
-    host_log(s->model->host, GLM52_LOG_WARNING, "step %lld skipped: loss %g, gradient norm %g", (long long)s->optimizer->step,
-             s->metric[METRIC_LOSS], (double)v->norm);
+    host_log(s->model->host, GLM52_LOG_WARNING, "step %lld skipped: loss %g, gradient norm %g",
+             (long long)s->optimizer->step, s->metric[METRIC_LOSS], (double)v->norm);
 }

@@ -20,7 +20,8 @@ static void set_up(void)
 {
     char settings[128];
 
-    snprintf(settings, sizeof settings, "train.microbatches=%d train.microbatch_tokens=256 data.pack_tokens=256", MICROBATCHES);
+    snprintf(settings, sizeof settings, "train.microbatches=%d train.microbatch_tokens=256 data.pack_tokens=256",
+             MICROBATCHES);
     small_open(&small, NULL, settings);
     for (int i = 0; i < MICROBATCHES; i++) batches[i] = small_text(&small, TOKENS, (unsigned)i);
 }
@@ -76,7 +77,8 @@ START_TEST(from_a_signal_handler)
     double latency = processor_seconds() - cancelled_at;
     ck_assert_msg(status == GLM52_E_CANCELLED, "%s; run of %g s", glm52_status_name(status), run);
     /* One microbatch, and half of one for the noise of the clocks. */
-    ck_assert_msg(latency <= 1.5 * microbatch + 2e-3, "returned after %g s, a microbatch takes %g s", latency, microbatch);
+    ck_assert_msg(latency <= 1.5 * microbatch + 2e-3, "returned after %g s, a microbatch takes %g s", latency,
+                  microbatch);
 
     struct snapshot after = small_snapshot(&small, VALUES);
     check_same(&small, &values, &after); /* nothing was updated */

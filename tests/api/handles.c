@@ -293,9 +293,12 @@ START_TEST(options_of_a_context)
     newer.later = 1;
     REFUSED(glm52_context_create(&newer.known, &context), GLM52_E_VERSION);
     REFUSED(glm52_context_create(&(glm52_context_options){.struct_size = 3}, &context), GLM52_E_VERSION);
-    REFUSED(glm52_context_create(&(glm52_context_options){.struct_size = sizeof o, .flags = 1}, &context), GLM52_E_INVALID);
-    REFUSED(glm52_context_create(&(glm52_context_options){.struct_size = sizeof o, .threads = -1}, &context), GLM52_E_INVALID);
-    REFUSED(glm52_context_create(&(glm52_context_options){.struct_size = sizeof o, .device = "gpu"}, &context), GLM52_E_INVALID);
+    REFUSED(glm52_context_create(&(glm52_context_options){.struct_size = sizeof o, .flags = 1}, &context),
+            GLM52_E_INVALID);
+    REFUSED(glm52_context_create(&(glm52_context_options){.struct_size = sizeof o, .threads = -1}, &context),
+            GLM52_E_INVALID);
+    REFUSED(glm52_context_create(&(glm52_context_options){.struct_size = sizeof o, .device = "gpu"}, &context),
+            GLM52_E_INVALID);
     ck_assert_ptr_nonnull(strstr(glm52_error_message(glm52_error_last()), "gpu"));
     if (!glm52_feature("cuda")) {
         o.device = "cuda:1";

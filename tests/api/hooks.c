@@ -67,7 +67,8 @@ START_TEST(log_is_the_hosts)
     const char *json;
     OK(glm52_config_dump(s.config, 1, &json));
     char text[8192];
-    ck_assert_int_lt(snprintf(text, sizeof text, "{\"key_of_the_future\": 1, %s", strchr(json, '{') + 1), (int)sizeof text);
+    ck_assert_int_lt(snprintf(text, sizeof text, "{\"key_of_the_future\": 1, %s", strchr(json, '{') + 1),
+                     (int)sizeof text);
     scratch_write(path, text, strlen(text));
     OK(glm52_config_load_hub(s.config, path));
     ck_assert_int_eq(h.messages, 1);

@@ -45,7 +45,8 @@ static void count_release(void *user, void *memory, size_t bytes)
     free(memory);
 }
 
-static const glm52_allocator counting = {.struct_size = sizeof counting, .allocate = count_allocate, .release = count_release};
+static const glm52_allocator counting = {.struct_size = sizeof counting, .allocate = count_allocate,
+                                         .release = count_release};
 static const glm52_context_options counting_options = {.struct_size = sizeof counting_options, .allocator = &counting};
 
 static void live(struct life *l)

@@ -19,8 +19,8 @@ static void check_says(const char *call, const char *words)
 
     snprintf(copy, sizeof copy, "%s", words);
     for (char *word; (word = strtok_r(rest, "|", &rest));)
-        ck_assert_msg(strstr(message, word) || strstr(hint, word), "%s: \"%s\" (\"%s\") does not say \"%s\"", call, message,
-                      hint, word);
+        ck_assert_msg(strstr(message, word) || strstr(hint, word), "%s: \"%s\" (\"%s\") does not say \"%s\"", call,
+                      message, hint, word);
 }
 
 #define SAYS(call, status, words)      \
@@ -61,7 +61,8 @@ START_TEST(fields)
     SAYS(glm52_batch_set(b, "cu_seqlens", GLM52_DTYPE_I32, late, 2), GLM52_E_INVALID, "cu_seqlens[0] = 1|from 0");
     SAYS(glm52_batch_set(b, "cu_seqlens", GLM52_DTYPE_I32, equal, 4), GLM52_E_INVALID, "cu_seqlens[2] = 2");
     SAYS(glm52_batch_set(b, "cu_seqlens", GLM52_DTYPE_I32, beyond, 2), GLM52_E_INVALID, "cu_seqlens[1] = 6|5");
-    SAYS(glm52_batch_get(b, "logits", &(glm52_view){.struct_size = sizeof(glm52_view)}), GLM52_E_INVALID, "logits|forward");
+    SAYS(glm52_batch_get(b, "logits", &(glm52_view){.struct_size = sizeof(glm52_view)}), GLM52_E_INVALID,
+         "logits|forward");
     OK(glm52_batch_tokens(b, &tokens, &documents)); /* nothing of this changed it */
     ck_assert(tokens == 5 && documents == 1);
     ck_assert(!memcmp(small_output(b, "tokens").data, ids, sizeof ids));
@@ -170,7 +171,8 @@ START_TEST(a_document_beyond_the_last_position)
     SAYS(glm52_model_forward(s.model, longer, "loss"), GLM52_E_INVALID, "17|model.max_position_embeddings = 16");
     int32_t prompt[9] = {0}, tokens[9];
     uint64_t produced;
-    SAYS(glm52_model_generate(s.model, prompt, 9, 8, 0, 0, tokens, &produced), GLM52_E_INVALID, "max_position_embeddings = 16");
+    SAYS(glm52_model_generate(s.model, prompt, 9, 8, 0, 0, tokens, &produced), GLM52_E_INVALID,
+         "max_position_embeddings = 16");
     OK(glm52_model_generate(s.model, prompt, 9, 7, 0, 0, tokens, &produced));
     SAYS(glm52_model_generate(s.model, prompt, 0, 7, 0, 0, tokens, &produced), GLM52_E_INVALID, "prompt");
     SAYS(glm52_model_generate(s.model, prompt, 1, 7, NAN, 0, tokens, &produced), GLM52_E_INVALID, "temperature");
@@ -217,7 +219,9 @@ START_TEST(a_config_without_a_model)
     glm52_step_unref(&s.step);
     glm52_optimizer_unref(&s.optimizer);
     OK(glm52_config_create(s.context, &config));
-    small_set(config, "train.microbatches=2 train.microbatch_tokens=80 data.pack_tokens=80 optim.lr=0.5 optim.schedule=constant");
+    small_set(
+        config,
+        "train.microbatches=2 train.microbatch_tokens=80 data.pack_tokens=80 optim.lr=0.5 optim.schedule=constant");
     OK(glm52_optimizer_create(s.model, config, &s.optimizer));
     OK(glm52_step_create(s.model, s.optimizer, config, &s.step));
     glm52_batch *b = small_text(&s, 80, 1), *two[] = {b, b};

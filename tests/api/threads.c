@@ -34,7 +34,8 @@ static void *fail_alone(void *number)
     for (int i = 0; i < ROUNDS; i++) {
         glm52_option_info info = {.struct_size = sizeof info};
         if (glm52_error_last() && i == 0) return (void *)"another thread's error";
-        if (glm52_config_describe(100000 + (uint32_t)(uintptr_t)number, &info) != GLM52_E_INVALID) return (void *)"status";
+        if (glm52_config_describe(100000 + (uint32_t)(uintptr_t)number, &info) != GLM52_E_INVALID)
+            return (void *)"status";
         glm52_error *error = glm52_error_take();
         if (glm52_error_status(error) != GLM52_E_INVALID || glm52_error_last()) return (void *)"error";
         glm52_error_unref(&error);

@@ -207,7 +207,8 @@ int main(int argc, char **argv)
     double getter = getter_in_lua(L);
     printf("a step driven by Lua, target %.2f: %s by the clock, %s in processor time\n", target,
            clock <= target ? "met" : "MISSED", processor <= target ? "met" : "MISSED");
-    printf("getter %.3f us, target %.0f us: %s\n", 1e6 * getter, 1e6 * getter_target, getter < getter_target ? "met" : "MISSED");
+    printf("getter %.3f us, target %.0f us: %s\n", 1e6 * getter, 1e6 * getter_target,
+           getter < getter_target ? "met" : "MISSED");
     close_run(&run);
     lua_close(L);
     for (int i = 0; i < 2 * TIMES; i++) free(times[i / TIMES][i % TIMES]);

@@ -115,13 +115,14 @@ static void bench_muon(int64_t tokens)
 {
     static struct tally tally;
     double before = sgemm_rate();
-    run_step((const char *const[]){"optim.policy", "glm5", "mtp.depths", "1", "mtp.share", "index_kv", NULL}, tokens, &tally);
+    run_step((const char *const[]){"optim.policy", "glm5", "mtp.depths", "1", "mtp.share", "index_kv", NULL}, tokens,
+             &tally);
     double gemm = (before + sgemm_rate()) / 2;
     struct tally_row muon = sum_of(&tally, "optimizer.muon", ""), all = sum_of(&tally, "", "");
 
     printf("muon      %.1f GFLOP in %.2f s = %.1f GFLOP/s, %.2f of sgemm's %.1f (target 0.70); %.0f%% of the step\n",
-           muon.flops / 1e9, muon.seconds, muon.flops / muon.seconds / 1e9, muon.flops / muon.seconds / gemm, gemm / 1e9,
-           100 * muon.seconds / all.seconds);
+           muon.flops / 1e9, muon.seconds, muon.flops / muon.seconds / 1e9, muon.flops / muon.seconds / gemm,
+           gemm / 1e9, 100 * muon.seconds / all.seconds);
 }
 
 /* Everything between the normed hidden state and the output of the attention, and the indexer. */
@@ -143,7 +144,8 @@ static void bench_sharing(int64_t tokens)
     run_step((const char *const[]){"mtp.depths", "7", "mtp.share", "index_kv", NULL}, tokens, &shared);
     run_step((const char *const[]){"mtp.depths", "7", "mtp.share", "none", NULL}, tokens, &own);
     /* of the MTP depths alone: the trunk's share is that of the run without depths */
-    double trunk = attention_seconds(&none), with = attention_seconds(&shared) - trunk, without = attention_seconds(&own) - trunk;
+    double trunk = attention_seconds(&none), with = attention_seconds(&shared) - trunk,
+           without = attention_seconds(&own) - trunk;
     double spared = spared_seconds(&own) - spared_seconds(&shared);
 
     printf("sharing   attention of 7 depths: %.3f s shared, %.3f s unshared of which sharing spares %.3f s: ratio %.3f "

@@ -170,7 +170,8 @@ static void print_operations(struct run *r, double sgemm)
         printf("\n");
         share += row->seconds;
     }
-    printf("other operations %.1f%%, between operations %.1f%%\n", 100 * (all - share) / seconds, 100 * (1 - all / seconds));
+    printf("other operations %.1f%%, between operations %.1f%%\n", 100 * (all - share) / seconds,
+           100 * (1 - all / seconds));
 }
 
 static void bench_step(int threads, int steps, int recompute)
@@ -207,8 +208,8 @@ static void bench_tiny(int threads, int steps)
 
     open_run(&r, "tiny", threads, TINY_TOKENS, TINY_DOCUMENT, 0);
     for (int i = 0; i < 3 * steps; i++) step = fmin(step, one_step(&r));
-    printf("\npreset tiny, %d tokens in documents of %d, %d threads: %.0f tokens/s\n", TINY_TOKENS, TINY_DOCUMENT, threads,
-           TINY_TOKENS / step);
+    printf("\npreset tiny, %d tokens in documents of %d, %d threads: %.0f tokens/s\n", TINY_TOKENS, TINY_DOCUMENT,
+           threads, TINY_TOKENS / step);
     close_run(&r);
 }
 

@@ -39,7 +39,8 @@ static int64_t sweep(struct world *w, const char *what, glm52_status (*call)(str
         if (status == GLM52_OK) continue; /* it could do without */
         ck_assert_msg(status == GLM52_E_NOMEM, "%s, allocation %d: %s", what, (int)k, glm52_status_name(status));
         ck_assert_ptr_nonnull(strstr(glm52_error_message(glm52_error_last()), "memory"));
-        ck_assert_msg(f->held == held, "%s, allocation %d: %lld bytes are kept", what, (int)k, (long long)(f->held - held));
+        ck_assert_msg(f->held == held, "%s, allocation %d: %lld bytes are kept", what, (int)k,
+                      (long long)(f->held - held));
     }
     ck_abort_msg("%s never succeeds", what);
 }
@@ -87,7 +88,8 @@ static glm52_status set_option(struct world *w)
 
 static glm52_status load_json(struct world *w)
 {
-    return glm52_config_load_json(w->s.config, "{\"out\": \"x\", \"model\": {\"preset\": \"tiny\"}, \"data.tokenizer\": \"bytes\"}");
+    return glm52_config_load_json(w->s.config,
+                                  "{\"out\": \"x\", \"model\": {\"preset\": \"tiny\"}, \"data.tokenizer\": \"bytes\"}");
 }
 
 static glm52_status load_hub(struct world *w)

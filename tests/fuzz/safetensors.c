@@ -20,10 +20,12 @@
 
 /* ---- files in memory --------------------------------------------------------------------------------- */
 
-static const char shard1[] = "\x42\0\0\0\0\0\0\0{\"a.weight\":{\"dtype\":\"F32\",\"shape\":[4],\"data_offsets\":[0,16]}}    "
-                             "0123456789abcdef";
-static const char shard2[] = "\x82\0\0\0\0\0\0\0{\"b.weight\":{\"dtype\":\"BF16\",\"shape\":[3],\"data_offsets\":[0,6]},"
-                             "\"model.norm.weight\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[6,8]}}01234567";
+static const char shard1[] =
+    "\x42\0\0\0\0\0\0\0{\"a.weight\":{\"dtype\":\"F32\",\"shape\":[4],\"data_offsets\":[0,16]}}    "
+    "0123456789abcdef";
+static const char shard2[] =
+    "\x82\0\0\0\0\0\0\0{\"b.weight\":{\"dtype\":\"BF16\",\"shape\":[3],\"data_offsets\":[0,6]},"
+    "\"model.norm.weight\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[6,8]}}01234567";
 
 static struct memory_file {
     const char *name;
@@ -124,8 +126,9 @@ static void check_tensor(const struct safetensors *s, const struct safetensor *t
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
 {
-    static const glm52_files files = {sizeof files, 0,        NULL,      memory_open, memory_size, memory_read,  no_write,
-                                      no_sync,      memory_close, no_rename, no_change,   no_change,   no_change};
+    static const glm52_files files = {sizeof files, 0, NULL, memory_open, memory_size,
+                                      memory_read, no_write, no_sync, memory_close, no_rename,
+                                      no_change, no_change, no_change};
     glm52_context_options options = {.struct_size = sizeof options, .files = &files};
     int is_index = size && bytes[0] == '{';
     struct host host;

@@ -5,7 +5,8 @@
  * --test leaves the times out, --first all sizes but the first, --loss [ROWS...] all but the loss; --once calls each
  * operation once at its first size, for a profiler, and --once-loss ROWS the loss alone.
  *
- *     nvcc -gencode arch=compute_90a,code=sm_90a -O3 -std=c++17 -Ilib -Iinclude -o indexer tests/gpu/indexer.cu -lcublas
+ *     nvcc -gencode arch=compute_90a,code=sm_90a -O3 -std=c++17 -Ilib -Iinclude -o indexer tests/gpu/indexer.cu \
+ *         -lcublas
  */
 #include <cublas_v2.h>
 #include <cuda_bf16.h>
@@ -180,8 +181,8 @@ times gemm_rate(void *flush)
     for (auto &p : m) p = random_array<__nv_bfloat16>((size_t)n * n, 1, (uint32_t)(uintptr_t)&p);
     cublasCreate(&handle);
     const times t = time_both(0, flush, [&] {
-        cublasGemmEx(handle, CUBLAS_OP_T, CUBLAS_OP_N, n, n, n, &one, m[0], CUDA_R_16BF, n, m[1], CUDA_R_16BF, n, &zero, m[2],
-                     CUDA_R_16BF, n, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+        cublasGemmEx(handle, CUBLAS_OP_T, CUBLAS_OP_N, n, n, n, &one, m[0], CUDA_R_16BF, n, m[1], CUDA_R_16BF, n, &zero,
+                     m[2], CUDA_R_16BF, n, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
     });
     cublasDestroy(handle);
     for (auto &p : m) CHECK(cudaFree(p));
@@ -193,8 +194,8 @@ void report(const char *what, const times &t, double flop)
 {
     const double a = flop / t.spaced / 1e9, c = flop / t.sustained / 1e9;
 
-    std::printf("  %-26s A %8.3f ms %7.1f TF %.3f | C %8.3f ms %7.1f TF %.3f\n", what, t.spaced, a, a / reference.spaced,
-                t.sustained, c, c / reference.sustained);
+    std::printf("  %-26s A %8.3f ms %7.1f TF %.3f | C %8.3f ms %7.1f TF %.3f\n", what, t.spaced, a,
+                a / reference.spaced, t.sustained, c, c / reference.sustained);
     std::fflush(stdout);
 }
 
@@ -215,7 +216,8 @@ __global__ void sample_kernel(struct indexer x, int64_t rows, const __nv_bfloat1
         double dot = 0;
 
         for (int c = 0; c < x.width; c++)
-            dot += (double)__bfloat162float(q[(t * x.heads + h) * x.width + c]) * __bfloat162float(key[u * x.width + c]);
+            dot += (double)__bfloat162float(q[(t * x.heads + h) * x.width + c]) *
+                   __bfloat162float(key[u * x.width + c]);
         score += weight[t * x.heads + h] * fmax(dot, 0.0);
         size += fabs(weight[t * x.heads + h] * dot);
     }
@@ -251,7 +253,8 @@ struct problem {
 /* Every row sees all keys, or documents of `length` are causal. */
 problem problem_of(int64_t rows, int64_t keys, int64_t length)
 {
-    problem p = {{rows, keys, HEADS, WIDTH, K, GLM52_DTYPE_BF16, 0}, std::vector<int32_t>(rows), std::vector<int32_t>(rows)};
+    problem p = {{rows, keys, HEADS, WIDTH, K, GLM52_DTYPE_BF16, 0}, std::vector<int32_t>(rows),
+                 std::vector<int32_t>(rows)};
 
     for (int64_t t = 0; t < rows; t++) {
         p.start[t] = length ? (int32_t)(t / length * length) : 0;
@@ -265,9 +268,11 @@ void selection(stream *s, cudaStream_t stream, void *flush, const char *name, co
 {
     const struct indexer &x = p.x;
     const size_t chosen = x.rows * x.k, all = x.rows * x.keys, bytes = s->ops->index_select_bytes(s, &x);
-    auto *q = random_array<__nv_bfloat16>(x.rows * HEADS * WIDTH, 1, 11), *key = random_array<__nv_bfloat16>(x.keys * WIDTH, 1, 12);
+    auto *q = random_array<__nv_bfloat16>(x.rows * HEADS * WIDTH, 1, 11),
+         *key = random_array<__nv_bfloat16>(x.keys * WIDTH, 1, 12);
     float *weight = random_array<float>(x.rows * HEADS, 1 / 64.0f, 13);
-    int32_t *start = sent(p.start), *end = sent(p.end), *selected = allocate<int32_t>(chosen), *length = allocate<int32_t>(x.rows);
+    int32_t *start = sent(p.start), *end = sent(p.end), *selected = allocate<int32_t>(chosen),
+            *length = allocate<int32_t>(x.rows);
     char *workspace = allocate<char>(bytes);
 
     std::printf("%s: workspace %.1f MB\n", name, bytes / 1e6);
@@ -296,7 +301,8 @@ void selection(stream *s, cudaStream_t stream, void *flush, const char *name, co
         CHECK(cudaMemset(selected, 0x7f, chosen * 4));
         CHECK(cudaDeviceSynchronize());
         rule();
-        expect(s->ops->synchronize(s) == GLM52_OK && fetched(selected, chosen) == first, "the rule on index_scores gives the same selection");
+        expect(s->ops->synchronize(s) == GLM52_OK && fetched(selected, chosen) == first,
+               "the rule on index_scores gives the same selection");
         expect(sorted_rows_agree(x, scores, p.start, p.end, first), "eight rows against a sort");
         if (timed) {
             report("index_scores", time_both(stream, flush, score), x.pairs * 2 * HEADS * WIDTH);
@@ -306,8 +312,8 @@ void selection(stream *s, cudaStream_t stream, void *flush, const char *name, co
         CHECK(cudaFree(worst));
     }
     if (timed) report("index_select", time_both(stream, flush, select), x.pairs * 2 * HEADS * WIDTH);
-    for (void *a : {(void *)q, (void *)key, (void *)weight, (void *)start, (void *)end, (void *)selected, (void *)length,
-                    (void *)workspace})
+    for (void *a : {(void *)q, (void *)key, (void *)weight, (void *)start, (void *)end, (void *)selected,
+                    (void *)length, (void *)workspace})
         CHECK(cudaFree(a));
 }
 
@@ -381,14 +387,14 @@ lesson lesson_of(stream *s, int64_t rows, int64_t keys, bool causal)
 
 void learn(stream *s, const lesson &l)
 {
-    s->ops->index_kl_selected(s, &l.x, l.q, l.key, l.weight, l.selected, l.target, l.row_weight, l.kl, l.dq, l.dkey, l.dweight,
-                              l.workspace);
+    s->ops->index_kl_selected(s, &l.x, l.q, l.key, l.weight, l.selected, l.target, l.row_weight, l.kl, l.dq, l.dkey,
+                              l.dweight, l.workspace);
 }
 
 void free_lesson(const lesson &l)
 {
-    for (void *a : {l.q, l.key, (void *)l.weight, (void *)l.target, (void *)l.row_weight, (void *)l.selected, (void *)l.kl,
-                    (void *)l.dkey, (void *)l.dweight, l.dq, l.workspace})
+    for (void *a : {l.q, l.key, (void *)l.weight, (void *)l.target, (void *)l.row_weight, (void *)l.selected,
+                    (void *)l.kl, (void *)l.dkey, (void *)l.dweight, l.dq, l.workspace})
         CHECK(cudaFree(a));
 }
 
@@ -417,7 +423,8 @@ void loss_is_right(stream *s, int64_t rows, int64_t keys, bool causal)
     float *dq_wide = widened(l.dq, nq);
     const auto dq = fetched(dq_wide, nq);
     learn(s, l);
-    expect(s->ops->synchronize(s) == GLM52_OK && fetched(l.dkey, nkey) == dkey && fetched(l.dweight, nweight) == dweight && fetched(l.kl, l.x.rows) == kl,
+    expect(s->ops->synchronize(s) == GLM52_OK && fetched(l.dkey, nkey) == dkey &&
+               fetched(l.dweight, nweight) == dweight && fetched(l.kl, l.x.rows) == kl,
            "two runs give the same");
     wide.x.type = GLM52_DTYPE_F32;
     wide.q = widened(l.q, nq);

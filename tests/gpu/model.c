@@ -41,7 +41,8 @@ static void ok(glm52_status status)
 /* Widths of GLM-5.2 where kernels ask for them, everything else small. */
 #define MIDDLE                                                                                                         \
     "model.vocab_size=2048 model.hidden_size=512 model.num_hidden_layers=4 model.first_k_dense_replace=1 "             \
-    "model.intermediate_size=1024 model.moe_intermediate_size=256 model.n_routed_experts=8 model.num_experts_per_tok=2 " \
+    "model.intermediate_size=1024 model.moe_intermediate_size=256 model.n_routed_experts=8 "                           \
+    "model.num_experts_per_tok=2 "                                                                                     \
     "model.num_attention_heads=8 model.q_lora_rank=256 model.kv_lora_rank=512 model.qk_nope_head_dim=192 "             \
     "model.qk_rope_head_dim=64 model.v_head_dim=256 model.index_n_heads=32 model.index_head_dim=128 "                  \
     "model.index_topk=512 model.indexer_types=full,full,full,shared model.rope_theta=1000000 "                         \
@@ -53,13 +54,19 @@ static const struct arrangement {
     int rows;                    /* most of a microbatch */
     int microbatches;
 } arrangements[] = {
-    {"small sparse", SMALL "optim.policy=glm5 indexer_loss.kind=sparse mtp.depths=2 moe.auxiliary_loss=document moe.z_coeff=1e-3 "
-                           "moe.bias_update_rate=1e-3 moe.capacity_factor=1.25 train.spike=3 ", 96, 2},
-    {"small dense", SMALL "train.attention=dense indexer_loss.kind=dense moe.auxiliary_loss=global mtp.depths=1 "
-                          "mtp.loss=tv mtp.detach_heads=true ", 96, 1},
+    {"small sparse",
+     SMALL "optim.policy=glm5 indexer_loss.kind=sparse mtp.depths=2 moe.auxiliary_loss=document moe.z_coeff=1e-3 "
+           "moe.bias_update_rate=1e-3 moe.capacity_factor=1.25 train.spike=3 ",
+     96, 2},
+    {"small dense",
+     SMALL "train.attention=dense indexer_loss.kind=dense moe.auxiliary_loss=global mtp.depths=1 "
+           "mtp.loss=tv mtp.detach_heads=true ",
+     96, 1},
     {"small warm-up", SMALL "train.attention=dense indexer_loss.kind=dense train.train_only=indexer ", 96, 3},
-    {"middle sparse", MIDDLE "optim.policy=glm5 indexer_loss.kind=sparse mtp.depths=1 mtp.loss=tv mtp.detach_heads=true "
-                             "moe.bias_update_rate=1e-3 ", 4096, 2},
+    {"middle sparse",
+     MIDDLE "optim.policy=glm5 indexer_loss.kind=sparse mtp.depths=1 mtp.loss=tv mtp.detach_heads=true "
+            "moe.bias_update_rate=1e-3 ",
+     4096, 2},
     {"middle dense", MIDDLE "train.attention=dense indexer_loss.kind=dense moe.auxiliary_loss=row ", 2048, 1},
     {"middle bf16", MIDDLE "precision.gradients=bf16 precision.moments=bf16 precision.masters=false ", 2048, 1},
 };
@@ -101,8 +108,9 @@ static void open_run(struct run *r, const struct arrangement *what, const char *
     char sizes[256];
 
     *r = (struct run){.what = what};
-    snprintf(sizes, sizeof sizes, "data.pack_tokens=%d train.microbatch_tokens=%d train.microbatches=%d train.not_finite=skip ",
-             what->rows, what->rows, what->microbatches);
+    snprintf(sizes, sizeof sizes,
+             "data.pack_tokens=%d train.microbatch_tokens=%d train.microbatches=%d train.not_finite=skip ", what->rows,
+             what->rows, what->microbatches);
     ok(glm52_context_create(&options, &r->context));
     ok(glm52_config_create(r->context, &config));
     set_all(config, what->settings);
@@ -141,7 +149,8 @@ static glm52_batch *batch_of(struct run *r, int number)
     int32_t vocabulary = (int32_t)r->model->model.config.model.vocab_size;
     glm52_batch *batch = NULL;
 
-    for (int i = 0; i < rows; i++) tokens[i] = (int32_t)(mix((uint64_t)number << 32 | (unsigned)i) % (uint64_t)vocabulary);
+    for (int i = 0; i < rows; i++)
+        tokens[i] = (int32_t)(mix((uint64_t)number << 32 | (unsigned)i) % (uint64_t)vocabulary);
     cu[0] = 0;
     for (int at = 0; at < rows; cu[++documents] = at) {
         int length = 2 + (int)(mix((uint64_t)(number * 97 + documents)) % (uint64_t)(rows / (1 + number % 4)));
@@ -246,10 +255,12 @@ static int same_trace(const struct trace *a, const struct trace *b)
 {
     int same = a->values == b->values && a->state == b->state && a->skipped == b->skipped;
 
-    for (int n = 0; n < STEPS; n++) same &= !memcmp(&a->loss[n], &b->loss[n], 8) && !memcmp(&a->norm[n], &b->norm[n], 8);
+    for (int n = 0; n < STEPS; n++)
+        same &= !memcmp(&a->loss[n], &b->loss[n], 8) && !memcmp(&a->norm[n], &b->norm[n], 8);
     if (!same)
         for (int n = 0; n < STEPS; n++)
-            printf("# step %d: loss %.17g and %.17g, norm %.17g and %.17g\n", n + 1, a->loss[n], b->loss[n], a->norm[n], b->norm[n]);
+            printf("# step %d: loss %.17g and %.17g, norm %.17g and %.17g\n", n + 1, a->loss[n], b->loss[n], a->norm[n],
+                   b->norm[n]);
     return same;
 }
 
@@ -277,7 +288,8 @@ static void check_allocations(struct run *r)
     ok(glm52_step_evaluate(r->step, &batch, 1, &loss));
     ok(glm52_step_save(r->step, directory));
     ok(glm52_step_resume(r->step, directory, NULL));
-    check(before == r->context->stream.allocations, r->what->name, "steps, evaluation, save and resume allocate nothing");
+    check(before == r->context->stream.allocations, r->what->name,
+          "steps, evaluation, save and resume allocate nothing");
     glm52_batch_unref(&batch);
     snprintf(command, sizeof command, "rm -rf %s", directory);
     if (system(command)) printf("# %s stays\n", directory);
@@ -288,14 +300,16 @@ static void check_plan(struct run *r)
     glm52_plan_row row = {.struct_size = sizeof row};
     struct stream device;
     size_t own = 0; /* what the context took when it was opened */
-    double planned = 0, taken = (double)(r->free_before - r->free_after), after = (double)(r->free_before - free_bytes(r));
+    double planned = 0, taken = (double)(r->free_before - r->free_after),
+           after = (double)(r->free_before - free_bytes(r));
     char text[160];
 
     for (uint32_t i = 0; !glm52_step_plan(r->step, i, &row); i++)
-        if (!strcmp(row.section, "memory") && strcmp(row.name, "host") && strcmp(row.name, "peak")) planned += row.amount;
+        if (!strcmp(row.section, "memory") && strcmp(row.name, "host") && strcmp(row.name, "peak"))
+            planned += row.amount;
     if (!strcmp(r->context->stream.ops->name, "cuda") && !stream_plan_cuda(&device, &own)) planned -= (double)own;
-    snprintf(text, sizeof text, "planned %.1f MiB, taken %.1f MiB, %.1f MiB with code and graphs after %d steps", planned / 1048576,
-             taken / 1048576, after / 1048576, STEPS);
+    snprintf(text, sizeof text, "planned %.1f MiB, taken %.1f MiB, %.1f MiB with code and graphs after %d steps",
+             planned / 1048576, taken / 1048576, after / 1048576, STEPS);
     printf("# %s: %s\n", r->what->name, text);
     if (r->context->stream.ops->memory)
         check(fabs(planned - taken) <= 0.01 * taken, r->what->name, "the plan is within 1 % of what the device gave");

@@ -101,8 +101,8 @@ static int check_parameter(struct line *l, const char *name, const float *gradie
             expected += direction[i] * (double)gradient[i];
         }
         if (slope(l, expected, &found))
-            ck_assert_msg(fabs(found - expected) <= 0.02 * fabs(expected) + 2e-4 * whole, "%s, direction %d: %.6g, not %.6g",
-                          name, which, found, expected);
+            ck_assert_msg(fabs(found - expected) <= 0.02 * fabs(expected) + 2e-4 * whole,
+                          "%s, direction %d: %.6g, not %.6g", name, which, found, expected);
         else
             measured = 0;
         move(l, 0);
@@ -124,7 +124,8 @@ static void check_objective(const char *settings, int documents, const struct do
     if (labels) OK(glm52_batch_set(batch, "labels", GLM52_DTYPE_I32, labels, (uint64_t)documents));
     small_gradients(&s, &batch, 1);
     struct snapshot gradient = small_snapshot(&s, GRADIENTS), values = small_snapshot(&s, VALUES);
-    struct line line = {.objective = objective, .s = &s, .batch = batch, .chosen = chosen, .choices = choices(&s, batch, chosen)};
+    struct line line = {.objective = objective, .s = &s, .batch = batch, .chosen = chosen,
+                        .choices = choices(&s, batch, chosen)};
     double whole = norm(gradient.at, gradient.offset[gradient.parameters]);
     for (uint32_t i = 0; i < gradient.parameters; i++) {
         glm52_parameter_info p = {.struct_size = sizeof p};
@@ -177,7 +178,8 @@ END_TEST
 
 START_TEST(weights_that_do_not_sum_to_the_scale)
 {
-    check_model("model.norm_topk_prob=false model.routed_scaling_factor=1.7 model.num_experts_per_tok=3", 3, documents, NULL);
+    check_model("model.norm_topk_prob=false model.routed_scaling_factor=1.7 model.num_experts_per_tok=3", 3, documents,
+                NULL);
 }
 END_TEST
 
@@ -245,8 +247,8 @@ END_TEST
 
 START_TEST(indexer_warm_up)
 {
-    check_objective("indexer_loss.kind=dense indexer_loss.coeff=100 train.attention=dense train.train_only=indexer", 3, longer,
-                    NULL, "indexer.", 1);
+    check_objective("indexer_loss.kind=dense indexer_loss.coeff=100 train.attention=dense train.train_only=indexer", 3,
+                    longer, NULL, "indexer.", 1);
 }
 END_TEST
 
@@ -264,7 +266,8 @@ END_TEST
 
 START_TEST(router_losses)
 {
-    check_objective("moe.auxiliary_loss=document moe.auxiliary_coeff=0.5 moe.z_coeff=0.1", 3, longer, NULL, "mlp.gate.", 1);
+    check_objective("moe.auxiliary_loss=document moe.auxiliary_coeff=0.5 moe.z_coeff=0.1", 3, longer, NULL, "mlp.gate.",
+                    1);
 }
 END_TEST
 

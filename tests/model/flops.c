@@ -226,11 +226,12 @@ static void expect(const int32_t *lengths, double fwd[FLOP_ITEMS], double total[
 
 static void compare(const char *name, double got, double expected)
 {
-    ck_assert_msg(fabs(got - expected) <= rounding * expected,
-                  "%s: %.17g, expected %.17g (depths %d, share %d, mtp loss %d, detached %d, kl %d, attention %d, only %d, "
-                  "recompute %d)", name, got, expected, (int)config.mtp.depths, config.mtp.share, config.mtp.loss,
-                  config.mtp.detach_heads, config.indexer_loss.kind, config.train.attention, config.train.train_only,
-                  config.train.recompute);
+    ck_assert_msg(
+        fabs(got - expected) <= rounding * expected,
+        "%s: %.17g, expected %.17g (depths %d, share %d, mtp loss %d, detached %d, kl %d, attention %d, only %d, "
+        "recompute %d)",
+        name, got, expected, (int)config.mtp.depths, config.mtp.share, config.mtp.loss, config.mtp.detach_heads,
+        config.indexer_loss.kind, config.train.attention, config.train.train_only, config.train.recompute);
 }
 
 static void check_step(const int32_t *lengths)
@@ -344,8 +345,9 @@ static double dense_loss_bytes(int dense, int with_lse)
 {
     const struct model_config *m = &config.model;
     int64_t rope = m->qk_rope_head_dim, heads = m->num_attention_heads;
-    struct indexer indexer = {.rows = (int64_t)work.tokens, .keys = (int64_t)work.tokens, .heads = (int32_t)m->index_n_heads,
-                              .width = (int32_t)m->index_head_dim, .type = GLM52_DTYPE_F32};
+    struct indexer indexer = {.rows = (int64_t)work.tokens, .keys = (int64_t)work.tokens,
+                              .heads = (int32_t)m->index_n_heads, .width = (int32_t)m->index_head_dim,
+                              .type = GLM52_DTYPE_F32};
     struct teacher teacher = {(int32_t)heads, (int32_t)(dense ? heads : 1),
                               (int32_t)(dense ? m->qk_nope_head_dim + rope : m->kv_lora_rank + rope), 1};
     static struct tally one;
@@ -356,8 +358,8 @@ static double dense_loss_bytes(int dense, int with_lse)
     memset(&one, 0, sizeof one);
     s.tally = &one;
     s.label = "one";
-    s.ops->index_kl_dense(&s, &indexer, &teacher, NULL, NULL, NULL, NULL, NULL, with_lse ? &lse : NULL, NULL, NULL, NULL, NULL,
-                          NULL, NULL, NULL, NULL);
+    s.ops->index_kl_dense(&s, &indexer, &teacher, NULL, NULL, NULL, NULL, NULL, with_lse ? &lse : NULL, NULL, NULL,
+                          NULL, NULL, NULL, NULL, NULL, NULL);
     stream_close(&s);
     return bytes(&one, "index_kl_dense");
 }
@@ -501,7 +503,8 @@ START_TEST(a_formula_that_does_not_know_the_stage_says_nothing)
     struct small s;
     size_t bytes;
 
-    snprintf(settings, sizeof settings, "train.microbatches=2 train.attention=dense report.peak_tflops=1 out=%s", scratch_make());
+    snprintf(settings, sizeof settings, "train.microbatches=2 train.attention=dense report.peak_tflops=1 out=%s",
+             scratch_make());
     small_open(&s, NULL, settings);
     train(&s);
     check_rate(&s, "tflops_exact", flops_exact_total(&work));

@@ -87,7 +87,8 @@ START_TEST(what_says_the_same_trains_the_same)
     float scaled[ROWS];
 
     small_open(&s, NULL, "");
-    glm52_batch *plain = small_batch(&s, 2, pair), *labelled = small_batch(&s, 2, pair), *masked = small_batch(&s, 2, pair);
+    glm52_batch *plain = small_batch(&s, 2, pair), *labelled = small_batch(&s, 2, pair),
+                *masked = small_batch(&s, 2, pair);
     for (int i = 0; i < ROWS; i++) {
         label[i] = ((const int32_t *)small_output(plain, "labels").data)[i];
         scaled[i] = 8;

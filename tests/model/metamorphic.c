@@ -198,7 +198,8 @@ START_TEST(a_broken_document_breaks_itself_alone)
 
     small_open(&s, NULL, "model.vocab_size=40");
     row = (float *)small_parameter(&s, "model.embed_tokens.weight").value.data + (size_t)38 * 20;
-    glm52_batch *one = small_batch(&s, 3, (struct document[]){a, c, {9, 5}}), *other = small_batch(&s, 3, (struct document[]){a, c, {9, 5}});
+    glm52_batch *one = small_batch(&s, 3, (struct document[]){a, c, {9, 5}}),
+                *other = small_batch(&s, 3, (struct document[]){a, c, {9, 5}});
     int32_t tokens[39];
     memcpy(tokens, small_output(one, "tokens").data, sizeof tokens);
     static const int32_t cu[] = {0, 7, 30, 39};
@@ -344,7 +345,8 @@ START_TEST(detached_mtp_heads_leave_the_trunk_alone)
         glm52_parameter_info p = {.struct_size = sizeof p};
         OK(glm52_model_parameter(s.model, i, &p));
         if (!p.gradient.data || !is_of_trunk(p.name)) continue;
-        ck_assert_msg(!memcmp(p.gradient.data, small_parameter(&mtp, p.name).gradient.data, p.gradient.bytes), "%s", p.name);
+        ck_assert_msg(!memcmp(p.gradient.data, small_parameter(&mtp, p.name).gradient.data, p.gradient.bytes), "%s",
+                      p.name);
         compared++;
     }
     ck_assert_int_gt(compared, 20);

@@ -40,8 +40,9 @@ static double planned(struct small *s, const char *name)
     ck_abort_msg("the plan has no row %s", name);
 }
 
-static const char tiny[] = "model.preset=tiny data.pack_tokens=1024 data.document_tokens=256 train.microbatch_tokens=1024 "
-                           "train.microbatches=2";
+static const char tiny[] =
+    "model.preset=tiny data.pack_tokens=1024 data.document_tokens=256 train.microbatch_tokens=1024 "
+    "train.microbatches=2";
 
 static void write_text(const char *path)
 {
@@ -114,8 +115,8 @@ static void check_growth_of_plans(const char *more)
     for (int i = 0; i < 3; i++) {
         struct small s;
         int tokens = 4096 << i;
-        snprintf(settings, sizeof settings, "model.preset=bench data.pack_tokens=%d train.microbatch_tokens=%d %s", tokens,
-                 tokens, more);
+        snprintf(settings, sizeof settings, "model.preset=bench data.pack_tokens=%d train.microbatch_tokens=%d %s",
+                 tokens, tokens, more);
         open_step(&s, "meta", settings);
         bytes[i] = planned(&s, "activations") + planned(&s, "workspace");
         small_close(&s);
@@ -139,7 +140,8 @@ START_TEST(memory_really_grows_with_the_tokens)
     for (int i = 0; i < 3; i++) {
         struct small s;
         int tokens = 1024 << i;
-        snprintf(settings, sizeof settings, "model.preset=tiny data.pack_tokens=%d train.microbatch_tokens=%d", tokens, tokens);
+        snprintf(settings, sizeof settings, "model.preset=tiny data.pack_tokens=%d train.microbatch_tokens=%d", tokens,
+                 tokens);
         open_step(&s, "cpu", settings);
         bytes[i] = (double)(s.context->host.used[MEMORY_ACTIVATIONS] + s.context->host.used[MEMORY_WORKSPACE]);
         small_close(&s);
@@ -237,7 +239,8 @@ START_TEST(too_little_memory_says_what_fits)
     ck_assert(fits > 1000 && recomputed > fits + fits / 2);
     for (int i = 0; i < 2; i++) {
         const char *how = i ? "layers" : "none";
-        snprintf(settings, sizeof settings, "train.recompute=%s train.microbatch_tokens=%ld", how, i ? recomputed : fits);
+        snprintf(settings, sizeof settings, "train.recompute=%s train.microbatch_tokens=%ld", how,
+                 i ? recomputed : fits);
         OK(create_step(&s, settings));
         glm52_step_unref(&s.step);
         snprintf(settings, sizeof settings, "train.microbatch_tokens=%ld", (i ? recomputed : fits) * 21 / 20);

@@ -121,7 +121,8 @@ START_TEST(a_shared_layer_takes_the_nearest_earlier_selection)
         OK(glm52_model_forward(s.model, batch, "topk.*"));
         for (int layer = 0; layer < 6; layer++)
             for (int other = 0; other < 6; other++)
-                ck_assert_msg(same_selection(batch, layer, other) == (patterns[i].source[layer] == patterns[i].source[other]),
+                ck_assert_msg(same_selection(batch, layer, other) ==
+                                  (patterns[i].source[layer] == patterns[i].source[other]),
                               "pattern %d: layers %d and %d", (int)i, layer, other);
         for (int layer = 0; layer < 6; layer++) {
             char name[64];

@@ -78,8 +78,9 @@ static double peak_of_bench(const char *settings)
 
     OK(glm52_context_create(&options, &s.context));
     OK(glm52_config_create(s.context, &s.config));
-    small_set(s.config, "model.preset=bench model.num_nextn_predict_layers=1 train.microbatch_tokens=4096 data.pack_tokens=4096 "
-                        "mtp.detach_heads=true");
+    small_set(s.config,
+              "model.preset=bench model.num_nextn_predict_layers=1 train.microbatch_tokens=4096 data.pack_tokens=4096 "
+              "mtp.detach_heads=true");
     small_set(s.config, settings);
     OK(glm52_model_create(s.context, s.config, &s.model));
     OK(glm52_optimizer_create(s.model, NULL, &s.optimizer));

@@ -11,7 +11,8 @@
     "model.num_nextn_predict_layers=1 data.pack_tokens=64 train.microbatch_tokens=64 optim.policy=glm5 optim.lr=1e-2 " \
     "optim.warmup=2 train.steps=6 moe.bias_update_rate=0.01 "
 #define DENSE COMMON "train.stage=one train.attention=dense mtp.depths=2 "
-#define WARMUP COMMON "train.stage=two train.attention=dense train.train_only=indexer indexer_loss.kind=dense mtp.depths=2 "
+#define WARMUP \
+    COMMON "train.stage=two train.attention=dense train.train_only=indexer indexer_loss.kind=dense mtp.depths=2 "
 #define SPARSE COMMON "train.stage=three train.attention=sparse indexer_loss.kind=sparse mtp.depths=2 "
 #define NARROW "precision.params=bf16 precision.gradients=bf16 precision.moments=bf16 precision.masters=false "
 #define RL COMMON "moe.bias_update_rate=0 train.stage=four train.rl_safe=true "
@@ -60,7 +61,8 @@ static void check_boundary(int from, const char *more)
     OK(glm52_step_resume(again.step, directory, NULL));
     train(&again, left);
     struct snapshot there = small_snapshot(&again, VALUES);
-    for (int i = 0; i < STEPS; i++) ck_assert_msg(stayed[i] == left[i], "loss %d: %.17g, not %.17g", i, left[i], stayed[i]);
+    for (int i = 0; i < STEPS; i++)
+        ck_assert_msg(stayed[i] == left[i], "loss %d: %.17g, not %.17g", i, left[i], stayed[i]);
     check_same(&s, &here, &there);
     double step[2];
     OK(glm52_step_metric(s.step, "step", &step[0]));
@@ -192,7 +194,8 @@ START_TEST(what_is_made_again_changes_no_bit_of_training)
 {
     static const char *const how[] = {"light", "layers"};
     static const char *const settings[] = {SPARSE, DENSE "indexer_loss.kind=dense ", WARMUP,
-                                           SPARSE "precision.params=bf16 ", SPARSE NARROW, SPARSE "mtp.share=none ", SPARSE "mtp.loss=tv mtp.detach_heads=true "};
+                                           SPARSE "precision.params=bf16 ", SPARSE NARROW, SPARSE "mtp.share=none ",
+                                           SPARSE "mtp.loss=tv mtp.detach_heads=true "};
 
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
         struct small kept, anew;
@@ -219,7 +222,8 @@ START_TEST(microbatches_split_the_losses_of_a_row)
 {
     static const struct document one[] = {{21, 1}}, two[] = {{16, 2}}, three[] = {{9, 3}};
     static const struct document all[] = {{21, 1}, {16, 2}, {9, 3}};
-    static const char *const settings[] = {"train.microbatches=3 " SPARSE, "train.microbatches=3 mtp.share=none " SPARSE,
+    static const char *const settings[] = {"train.microbatches=3 " SPARSE,
+                                           "train.microbatches=3 mtp.share=none " SPARSE,
                                            "train.microbatches=3 " SPARSE "mtp.loss=tv mtp.detach_heads=true ",
                                            "train.microbatches=3 " SPARSE "indexer_loss.mean=tokens "};
 

@@ -262,8 +262,8 @@ START_TEST(initial_values_depend_on_seed_and_name_alone)
         ck_assert_msg(!memcmp(p.value.data, small_parameter(&many, p.name).value.data, p.value.bytes), "%s", p.name);
         if (glm52_model_parameter_find(other.model, p.name, &index)) continue;
         int random = p.value.dimensions == 2;
-        ck_assert_msg(random == (memcmp(p.value.data, small_parameter(&other, p.name).value.data, p.value.bytes) != 0), "%s",
-                      p.name);
+        ck_assert_msg(random == (memcmp(p.value.data, small_parameter(&other, p.name).value.data, p.value.bytes) != 0),
+                      "%s", p.name);
         same++;
     }
     ck_assert_int_gt(same, 20);

@@ -5,7 +5,8 @@ static const glm52_dtype F32 = GLM52_DTYPE_F32, BF16 = GLM52_DTYPE_BF16;
 
 static void check_clip(double squares, float limit, double want)
 {
-    struct array *in = array_from(GLM52_DTYPE_F64, 1, &squares), *norm = array_output(F32, 1), *factor = array_output(F32, 1);
+    struct array *in = array_from(GLM52_DTYPE_F64, 1, &squares), *norm = array_output(F32, 1),
+                 *factor = array_output(F32, 1);
     double length = sqrt(squares);
 
     ops->clip(device, in->at, limit, norm->at, factor->at);
@@ -157,7 +158,8 @@ CASE(adamw, "a negative coefficient leaves everything as it is, whatever the gra
     array_push(c.gradient);
     array_push(c.rates);
     array_push(c.coefficient);
-    ops->adamw(device, &c.shape, c.rates->at, c.coefficient->at, c.gradient->at, c.m->at, c.v->at, c.w->at, c.parameter->at);
+    ops->adamw(device, &c.shape, c.rates->at, c.coefficient->at, c.gradient->at, c.m->at, c.v->at, c.w->at,
+               c.parameter->at);
     check_exact(c.w, before);
     check_exact(c.m, zero);
     check_exact(c.v, zero);

@@ -35,7 +35,8 @@ CASE(convert, "halves to even, overflow, infinities, NaN, subnormal numbers")
 {
     static const double special[] = {1 + 0x1p-8, 1 + 0x3p-8, 0x1.ffp127, -0x1.fffffep127, INFINITY, -INFINITY, NAN,
                                      0x1p-133, 0x3p-135, -0.0};
-    static const double rounded[] = {1, 1 + 0x1p-6, INFINITY, -INFINITY, INFINITY, -INFINITY, NAN, 0x1p-133, 0x1p-133, 0};
+    static const double rounded[] = {1,         1 + 0x1p-6, INFINITY, -INFINITY, INFINITY,
+                                     -INFINITY, NAN,        0x1p-133, 0x1p-133,  0};
     struct array *x = array_from(F32, 10, special), *y = array_output(BF16, 10);
 
     ops->convert(device, 10, F32, x->at, BF16, y->at);

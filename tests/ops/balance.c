@@ -196,7 +196,8 @@ CASE(route_auxiliary, "the step so far")
 CASE(limit_capacity, "by place, by weight, with ties; the others stay")
 {
     struct route shape = {.rows = 4, .experts = 3, .k = 2};
-    struct array *chosen = array_from(I32, 8, (double[]){0, 1, 0, 2, 0, 1, 1, 2}), *weight, *dropped = array_zero(F64, 1);
+    struct array *chosen = array_from(I32, 8, (double[]){0, 1, 0, 2, 0, 1, 1, 2}), *weight,
+                 *dropped = array_zero(F64, 1);
     static const double start[] = {0.25, 1, 0.5, 1, 0.5, 2, 3, 1};
     static const double by_place[] = {0.25, 1, 0.5, 1, 0, 2, 0, 1}, by_weight[] = {0, 0, 0.5, 1, 0.5, 2, 3, 1};
     static const double first_rows[] = {1, 1, 0, 1, 0, 0, 0, 0};
@@ -218,7 +219,8 @@ CASE(limit_capacity, "by place, by weight, with ties; the others stay")
 static void check_capacity(int64_t rows, int32_t experts, int32_t k, int64_t capacity, int by_weight)
 {
     struct route shape = {.rows = rows, .experts = experts, .k = k};
-    struct array *chosen = array_zero(I32, rows * k), *weight = array_zero(F32, rows * k), *dropped = array_zero(F64, 1);
+    struct array *chosen = array_zero(I32, rows * k), *weight = array_zero(F32, rows * k),
+                 *dropped = array_zero(F64, 1);
     double *want = doubles(rows * k), lost = 0;
 
     for (int64_t i = 0; i < rows * k; i++) {

@@ -42,8 +42,8 @@ static struct array *reference_matrix(void)
 
 static void reference_gemm(void)
 {
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, REFERENCE_SIZE, REFERENCE_SIZE, REFERENCE_SIZE, 1, clock_.a->at,
-                REFERENCE_SIZE, clock_.b->at, REFERENCE_SIZE, 0, clock_.c->at, REFERENCE_SIZE);
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, REFERENCE_SIZE, REFERENCE_SIZE, REFERENCE_SIZE, 1,
+                clock_.a->at, REFERENCE_SIZE, clock_.b->at, REFERENCE_SIZE, 0, clock_.c->at, REFERENCE_SIZE);
 }
 
 static void reference_copy(void)

@@ -309,11 +309,13 @@ void check_close_at(const char *file, int line, const char *name, struct array *
             largest = fmax(largest, fabs(want[i]));
     for (int64_t i = 0; i < a->count; i++) {
         double got = a->value[i];
-        int good = isfinite(want[i]) ? fabs(got - want[i]) <= limit * largest : isnan(want[i]) ? isnan(got) : got == want[i];
+        int good = isfinite(want[i]) ? fabs(got - want[i]) <= limit * largest
+                   : isnan(want[i])  ? isnan(got)
+                                     : got == want[i];
 
         if (!good)
-            ck_abort_msg("%s:%d: %s[%lld] is %.9g, not %.9g (error %.3g, permitted %.3g)", file, line, name, (long long)i,
-                         got, want[i], fabs(got - want[i]), limit * largest);
+            ck_abort_msg("%s:%d: %s[%lld] is %.9g, not %.9g (error %.3g, permitted %.3g)", file, line, name,
+                         (long long)i, got, want[i], fabs(got - want[i]), limit * largest);
     }
 }
 

@@ -52,11 +52,11 @@ void device_register(struct device_entry *entry);
 
 #define CASE_JOIN_(a, b) a##b
 #define CASE_JOIN(a, b) CASE_JOIN_(a, b)
-#define CASE_ENTRY(op_, text_, peer_, kind_)                                                                                \
+#define CASE_ENTRY(op_, text_, peer_, kind_)                                                                           \
     static void CASE_JOIN(case_body_, __LINE__)(void);                                                                 \
     __attribute__((constructor)) static void CASE_JOIN(case_enter_, __LINE__)(void)                                    \
     {                                                                                                                  \
-        static struct case_entry entry = {#op_, text_, peer_, __FILE__, __LINE__, kind_,                                  \
+        static struct case_entry entry = {#op_, text_, peer_, __FILE__, __LINE__, kind_,                               \
                                           CASE_JOIN(case_body_, __LINE__), 0};                                         \
         case_register(&entry);                                                                                         \
     }                                                                                                                  \
@@ -125,7 +125,8 @@ double tolerance(glm52_dtype type, int64_t terms);
 #define check_exact(a, want) check_close_at(__FILE__, __LINE__, #a, a, want, 0.0)
 /* Fetches a; the first call remembers its bits, later ones compare with them. */
 #define check_same(a) check_same_at(__FILE__, __LINE__, #a, a)
-void check_close_at(const char *file, int line, const char *name, struct array *a, const double *want, double tolerance);
+void check_close_at(const char *file, int line, const char *name, struct array *a, const double *want,
+                    double tolerance);
 void check_same_at(const char *file, int line, const char *name, struct array *a);
 
 /* Sets how many threads the device uses; a device without threads ignores it. */

@@ -157,7 +157,8 @@ static void bench_full(int what, int64_t rows, int32_t experts, int32_t add)
 {
     struct dispatch d = {.rows = rows, .width = 6144, .k = 8, .experts = experts, .add = add, .type = GLM52_DTYPE_BF16};
     struct array *chosen = draw_chosen(&d), *offsets = array_output(GLM52_DTYPE_I32, experts + 1);
-    struct array *source = array_output(GLM52_DTYPE_I32, rows * d.k), *place = array_output(GLM52_DTYPE_I32, rows * d.k);
+    struct array *source = array_output(GLM52_DTYPE_I32, rows * d.k),
+                 *place = array_output(GLM52_DTYPE_I32, rows * d.k);
     struct array *workspace = array_workspace(ops->dispatch_sort_bytes(device, &d));
     struct array *x = array_random(d.type, what ? rows * d.width : 0);
     struct array *slots = array_random(d.type, what ? rows * d.k * d.width : 0);

@@ -332,7 +332,8 @@ CASE(grouped_gemm, "no rows at all")
 CASE(grouped_gemm, "the same bits for any number of threads")
 {
     struct grouped_case c = grouped_case(39, 27, F32, 0, F32);
-    struct array *y = array_output(F32, c.y->count), *dx = array_output(F32, c.x->count), *dw = array_zero(F32, c.w->count);
+    struct array *y = array_output(F32, c.y->count), *dx = array_output(F32, c.x->count),
+                 *dw = array_zero(F32, c.w->count);
 
     for (int threads = 1; threads <= 3; threads++) {
         device_threads(threads);

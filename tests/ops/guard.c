@@ -10,7 +10,8 @@ static void check_guard(double loss, double norm, double spike, double mean, int
     struct array *sums = array_from(F64, 7, (double[]){NAN, 9, loss - 0.75, NAN, 0.5, 0.25, INFINITY});
     struct array *length = array_from(F32, 1, &norm), *factor = array_from(F32, 1, (double[]){0.5});
     struct array *running = array_from(F64, 1, &mean);
-    double total = (loss - 0.75) + (0.5 + 0.25), next = !passes ? mean : mean > 0 ? fma(0.05, total, 0.95 * mean) : total;
+    double total = (loss - 0.75) + (0.5 + 0.25);
+    double next = !passes ? mean : mean > 0 ? fma(0.05, total, 0.95 * mean) : total;
     double want = passes ? 0.5 : -1;
 
     ops->guard(device, &g, sums->at, length->at, running->at, factor->at);

@@ -65,7 +65,8 @@ static void run(const struct head_case *c, struct array *loss, struct array *hit
 static void check_head(int64_t rows, int64_t width, int64_t vocabulary, glm52_dtype type)
 {
     struct head_case c = head_case(rows, width, vocabulary, type);
-    struct array *loss = array_output(F32, rows), *dx = array_output(type, c.x->count), *dw = array_normal(F32, c.w->count, 1);
+    struct array *loss = array_output(F32, rows), *dx = array_output(type, c.x->count),
+                 *dw = array_normal(F32, c.w->count, 1);
     double *want = doubles(rows), *want_dx = doubles(c.x->count), *want_dw = doubles(c.w->count);
 
     for (int64_t row = 0; row < rows; row++) want[row] = row_loss(&c, row);
@@ -159,7 +160,8 @@ static void check_wide(int64_t rows, int64_t width, int64_t vocabulary, glm52_dt
     struct head_case c = wide_case(rows, width, vocabulary, gradient);
     struct array *loss = array_output(F32, rows), *hit = array_output(F32, rows), *dx = array_output(BF16, c.x->count);
     struct array *dw = array_normal(gradient, c.w->count, 1);
-    double *want = doubles(rows), *want_hit = doubles(rows), *want_dx = doubles(c.x->count), *want_dw = doubles(c.w->count);
+    double *want = doubles(rows), *want_hit = doubles(rows), *want_dx = doubles(c.x->count),
+           *want_dw = doubles(c.w->count);
     double rounding, largest = 0;
 
     memcpy(want_dw, dw->value, (size_t)dw->count * sizeof *want_dw);
@@ -230,7 +232,8 @@ CASE(head_loss, "bf16, logits far from zero")
 {
     struct head_case c = head_case(9, 8, 331, BF16);
     struct array *loss = array_output(F32, 9), *dx = array_output(BF16, c.x->count);
-    double *want = doubles(9), *want_dx = doubles(c.x->count), *unused = doubles(c.w->count), *hit = doubles(9), largest = 0;
+    double *want = doubles(9), *want_dx = doubles(c.x->count), *unused = doubles(c.w->count), *hit = doubles(9),
+           largest = 0;
 
     for (int64_t i = 0; i < c.x->count; i++) c.x->value[i] *= 1000;
     array_push(c.x);
@@ -244,7 +247,8 @@ CASE(head_loss, "bf16, logits far from zero")
 CASE(head_loss, "several chunks of rows, the same bits for any number of threads")
 {
     struct head_case c = head_case(1201, 17, 97, F32);
-    struct array *loss = array_output(F32, 1201), *dx = array_output(F32, c.x->count), *dw = array_zero(F32, c.w->count);
+    struct array *loss = array_output(F32, 1201), *dx = array_output(F32, c.x->count),
+                 *dw = array_zero(F32, c.w->count);
     double *want = doubles(1201);
 
     for (int64_t row = 0; row < 1201; row++) want[row] = row_loss(&c, row);
@@ -335,7 +339,8 @@ BENCH(head_loss, "with gradient, 4096 x 512 to 8192")
 {
     struct head_case c = head_case(4096, 512, 8192, strcmp(ops->name, "cpu") == 0 ? F32 : BF16);
     struct array *loss = array_output(F32, 4096), *dx = array_output(c.shape.type, c.x->count);
-    struct array *dw = array_zero(F32, c.w->count), *workspace = array_workspace(ops->head_loss_bytes(device, &c.shape));
+    struct array *dw = array_zero(F32, c.w->count),
+                 *workspace = array_workspace(ops->head_loss_bytes(device, &c.shape));
 
     BENCH_LOOP
         ops->head_loss(device, &c.shape, c.x->at, c.w->at, c.label->at, c.weight->at, loss->at, NULL, dx->at,
@@ -350,7 +355,8 @@ static void bench_full(int64_t rows, glm52_dtype gradient, int wanted)
     struct head h = {rows, WIDTH, VOCABULARY, BF16, gradient};
     struct array *x = array_zero(BF16, rows * WIDTH), *w = array_random(BF16, (int64_t)VOCABULARY * WIDTH);
     struct array *label = array_zero(GLM52_DTYPE_I32, rows), *weight = array_random(F32, rows);
-    struct array *loss = array_output(F32, rows), *hit = array_output(F32, rows), *dx = array_random(BF16, rows * WIDTH);
+    struct array *loss = array_output(F32, rows), *hit = array_output(F32, rows),
+                 *dx = array_random(BF16, rows * WIDTH);
     struct array *dw = array_random(gradient, wanted > 1 ? (int64_t)VOCABULARY * WIDTH : 1);
     struct array *workspace = array_random(BF16, (int64_t)ops->head_loss_bytes(device, &h) / 2);
 

@@ -393,7 +393,8 @@ CASE(head_tv, "drafts equal to the trunk, in all tokens and in some: equal count
     for (int32_t d = 0; d < 2; d++)
         for (int64_t t = 0; t + d + 1 < 16; t++)
             for (int64_t j = 0; j < 3; j++)
-                c.draft->value[(d * 16 + t) * 3 + j] = c.target->value[(t + d + 1) * 3 + j] * (j == 2 && t % 3 ? -1 : 1);
+                c.draft->value[(d * 16 + t) * 3 + j] = c.target->value[(t + d + 1) * 3 + j] *
+                                                       (j == 2 && t % 3 ? -1 : 1);
     array_push(c.draft);
     fill_trunk(&c);
     fill_drafts(&c);
@@ -448,7 +449,8 @@ CASE(head_tv, "no more memory than head_loss takes")
             size_t kept = (size_t)depths * (size_t)(vocabulary[i % 3] + 64) * 2; /* of the rows that follow a chunk */
 
             /* 96 KB: sums of the rows, which are not as wide as the vocabulary */
-            ck_assert_uint_le(ops->head_tv_bytes(device, &tv), ops->head_loss_bytes(device, &plain) + kept + (96 << 10));
+            ck_assert_uint_le(ops->head_tv_bytes(device, &tv),
+                              ops->head_loss_bytes(device, &plain) + kept + (96 << 10));
         }
 }
 
@@ -468,7 +470,8 @@ BENCH(head_tv, "both gradients, 7 depths, 2048 x 512 to 8192")
 {
     struct tv_case c = tv_case((struct head_tv){2048, 512, 8192, 7, F32, F32});
     struct array *workspace = array_workspace(ops->head_tv_bytes(device, &c.shape));
-    struct head_trunk trunk = {c.target->at, c.label->at, c.trunk_weight->at, c.trunk_loss->at, c.trunk_dx->at, c.dw->at};
+    struct head_trunk trunk = {c.target->at,     c.label->at,    c.trunk_weight->at,
+                               c.trunk_loss->at, c.trunk_dx->at, c.dw->at};
     struct head_drafts drafts = {c.draft->at, c.weight->at, c.alpha->at, c.loss->at, c.dx->at, NULL, 0};
 
     BENCH_LOOP
@@ -492,7 +495,8 @@ static void bench_full(int64_t rows, int32_t depths, glm52_dtype gradient)
                                  (uint16_t *)dx->at + target->count, NULL, 0};
 
     for (int64_t i = 0; i < draft->count; i++) draft->value[i] = (double)((i * 2654435761 >> 7) % 4093 - 2046) / 65536;
-    for (int64_t i = 0; i < target->count; i++) target->value[i] = (double)((i * 2654435761 >> 9) % 4091 - 2045) / 65536;
+    for (int64_t i = 0; i < target->count; i++)
+        target->value[i] = (double)((i * 2654435761 >> 9) % 4091 - 2045) / 65536;
     for (int64_t i = 0; i < rows; i++) label->value[i] = (double)draw_below(VOCABULARY);
     array_push(draft);
     array_push(target);

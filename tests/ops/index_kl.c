@@ -607,7 +607,8 @@ static void bench_dense(struct indexer shape, struct teacher teacher, int with_l
 
     if (with_lse) {
         p.teacher_lse = array_zero(GLM52_DTYPE_F32, p.shape.rows * teacher.heads);
-        for (int64_t i = 0; i < p.teacher_lse->count; i++) p.teacher_lse->value[i] = log((double)(i / teacher.heads + 1));
+        for (int64_t i = 0; i < p.teacher_lse->count; i++)
+            p.teacher_lse->value[i] = log((double)(i / teacher.heads + 1));
         array_push(p.teacher_lse);
     }
     bench(&p);
@@ -615,12 +616,14 @@ static void bench_dense(struct indexer shape, struct teacher teacher, int with_l
 
 BENCH(index_kl_dense, "4096 causal, 8 heads of 64, teacher 8 x 144")
 {
-    bench_dense((struct indexer){.heads = 8, .width = 64, .type = GLM52_DTYPE_F32}, (struct teacher){8, 1, 144, 0.1f}, 0);
+    bench_dense((struct indexer){.heads = 8, .width = 64, .type = GLM52_DTYPE_F32}, (struct teacher){8, 1, 144, 0.1f},
+                0);
 }
 
 BENCH(index_kl_dense, "the same, given the attention's lse")
 {
-    bench_dense((struct indexer){.heads = 8, .width = 64, .type = GLM52_DTYPE_F32}, (struct teacher){8, 1, 144, 0.1f}, 1);
+    bench_dense((struct indexer){.heads = 8, .width = 64, .type = GLM52_DTYPE_F32}, (struct teacher){8, 1, 144, 0.1f},
+                1);
 }
 
 BENCH_FULL(index_kl_selected, "4096 rows and keys, 2048 each, 32 x 128", "")
@@ -632,7 +635,8 @@ BENCH_FULL(index_kl_selected, "4096 rows and keys, 2048 each, 32 x 128", "")
     struct array *weight = array_random(GLM52_DTYPE_F32, ROWS * 32), *target = array_random(GLM52_DTYPE_F32, ROWS * K);
     struct array *row_weight = array_random(GLM52_DTYPE_F32, ROWS), *selected = array_zero(GLM52_DTYPE_I32, ROWS * K);
     struct array *kl = array_output(GLM52_DTYPE_F32, ROWS), *dq = array_random(i.type, q->count);
-    struct array *dkey = array_random(GLM52_DTYPE_F32, key->count), *dweight = array_random(GLM52_DTYPE_F32, weight->count);
+    struct array *dkey = array_random(GLM52_DTYPE_F32, key->count),
+                 *dweight = array_random(GLM52_DTYPE_F32, weight->count);
     struct array *workspace = array_workspace(ops->index_kl_selected_bytes(device, &i));
 
     for (int64_t t = 0; t < ROWS * K; t++) /* every other key, shifted or not from one pair to the next */

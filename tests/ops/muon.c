@@ -114,7 +114,8 @@ static void plain_block(struct muon_case *c, int64_t block)
 
     for (int64_t i = 0; i < m->rows; i++)
         for (int64_t j = 0; j < m->columns; j++) {
-            double g = fresh * c->gradient->value[at(m, block, i, j)] * 0.75, moved = c->momentum->value[at(m, block, i, j)];
+            double g = fresh * c->gradient->value[at(m, block, i, j)] * 0.75,
+                   moved = c->momentum->value[at(m, block, i, j)];
             double u = m->nesterov ? g + beta * moved : moved;
 
             x[tall ? j * wide + i : i * wide + j] = u;
@@ -264,7 +265,8 @@ CASE(muon, "every mixture of types")
 
 CASE(muon, "bf16 parameters of widths that tensor cores take, whole tiles and parts of them")
 {
-    static const int64_t sizes[][3] = {{3, 8, 8}, {2, 64, 136}, {2, 136, 64}, {3, 192, 328}, {1, 264, 272}, {1, 520, 24}};
+    static const int64_t sizes[][3] = {{3, 8, 8},     {2, 64, 136},  {2, 136, 64},
+                                       {3, 192, 328}, {1, 264, 272}, {1, 520, 24}};
 
     for (int i = 0; i < 6; i++)
         for (int steps = 0; steps <= 7; steps += i == 1 ? 1 : 5) {
@@ -372,7 +374,8 @@ CASE(muon, "a bf16 block without gradient and momentum only decays, exactly")
     array_push(c.gradient);
     array_push(c.momentum);
     check_step(&c);
-    for (int64_t i = 384; i < 768; i++) ck_assert(c.w->value[i] == (double)bf16_to_f32(f32_to_bf16((float)c.want_w[i])));
+    for (int64_t i = 384; i < 768; i++)
+        ck_assert(c.w->value[i] == (double)bf16_to_f32(f32_to_bf16((float)c.want_w[i])));
 }
 
 CASE(muon, "several tiles, mirrored ones among them")
@@ -558,7 +561,8 @@ static void bench_full(int64_t batch, int64_t rows, int64_t columns, int64_t str
 {
     struct muon shape = shape_of(batch, rows, columns, BF16);
     struct array *rates = array_from(F32, RATES, (double[RATES]){1e-4, 0, 0}), *coefficient = array_zero(F32, 1);
-    struct array *gradient = array_random(types.state, batch * stride), *momentum = array_random(types.state, batch * stride);
+    struct array *gradient = array_random(types.state, batch * stride),
+                 *momentum = array_random(types.state, batch * stride);
     struct array *master = types.has_master ? array_random(F32, batch * stride) : NULL;
     struct array *parameter = array_random(BF16, batch * stride), *workspace;
 

@@ -100,7 +100,8 @@ static void check_forward(struct norm_case *c)
 static void check_backward(struct norm_case *c)
 {
     int64_t width = c->shape.width, stride = c->shape.x_stride;
-    struct array *dx = c->shape.add ? array_normal(c->shape.type, c->x->count, 1) : array_output(c->shape.type, c->x->count);
+    struct array *dx = c->shape.add ? array_normal(c->shape.type, c->x->count, 1)
+                                    : array_output(c->shape.type, c->x->count);
     struct array *dgain = array_normal(F32, width, 1), *dbias = array_normal(F32, width, 1);
     double *slope = doubles(c->x->count), *want = doubles(c->x->count), *want_gain = doubles(width);
     double *want_bias = doubles(width);
@@ -265,7 +266,8 @@ CASE(rmsnorm, "backward in place of dy, without the gradient of the gain")
 {
     struct norm_case c = norm_case(0, 37, 1031, 0, F32);
     struct array *y = array_output(F32, c.dy->count), *dx = array_output(F32, c.x->count);
-    struct array *dgain = array_zero(F32, 1031), *workspace = array_workspace(ops->norm_backward_bytes(device, &c.shape));
+    struct array *dgain = array_zero(F32, 1031),
+                 *workspace = array_workspace(ops->norm_backward_bytes(device, &c.shape));
 
     forward(&c, y);
     backward(&c, dx, dgain, NULL);
@@ -314,7 +316,8 @@ CASE(layernorm, "a mean far above the deviation")
 static void bench(int layer, int with_backward)
 {
     struct norm_case c = norm_case(layer, 4096, 512, 0, strcmp(ops->name, "cpu") == 0 ? F32 : BF16);
-    struct array *y = array_output(c.shape.type, c.x->count), *dgain = array_zero(F32, 512), *dbias = array_zero(F32, 512);
+    struct array *y = array_output(c.shape.type, c.x->count), *dgain = array_zero(F32, 512),
+                 *dbias = array_zero(F32, 512);
     double array = (double)(c.x->count * (int64_t)dtype_size(c.shape.type));
     struct array *workspace = array_workspace(ops->norm_backward_bytes(device, &c.shape));
 
@@ -359,7 +362,8 @@ static void bench_full(int layer, int with_backward, int64_t rows, int64_t width
     struct array *x = array_random(BF16, rows * stride), *y = array_random(BF16, rows * stride);
     struct array *dx = array_random(BF16, rows * stride), *gain = array_random(BF16, width);
     struct array *bias = array_random(BF16, width), *dgain = array_zero(F32, width), *dbias = array_zero(F32, width);
-    struct array *statistics = array_random(F32, 2 * rows), *workspace = array_workspace(ops->norm_backward_bytes(device, &n));
+    struct array *statistics = array_random(F32, 2 * rows),
+                 *workspace = array_workspace(ops->norm_backward_bytes(device, &n));
 
     BENCH_LOOP {
         if (!with_backward && layer)

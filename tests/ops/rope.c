@@ -108,8 +108,8 @@ CASE(rope, "bf16, in pieces of 16 bytes and not")
 /* Heads one after the other at a column of wider rows; a sum in fp32. */
 static void check_heads(int64_t rows, int32_t heads, int64_t width, int64_t gap, glm52_dtype type)
 {
-    struct spread r = {.rows = rows, .heads = heads, .width = width, .x_row = width + gap, .y_row = heads * (width + gap) + gap,
-                       .y_head = width + gap, .type = type};
+    struct spread r = {.rows = rows, .heads = heads, .width = width, .x_row = width + gap,
+                       .y_row = heads * (width + gap) + gap, .y_head = width + gap, .type = type};
     struct array *x = array_normal(type, rows * r.x_row, 1), *y = array_output(type, rows * r.y_row);
     struct array *from = array_normal(type, rows * r.y_row, 1), *sum = array_output(F32, rows * r.x_row);
     double *want = doubles(y->count), *want_sum = doubles(sum->count);
@@ -192,8 +192,8 @@ BENCH(rope, "4096 x 8 heads x 16")
 /* Rows of `heads` heads, rotary columns last of `from` columns in x and of `to` in y. */
 static void bench_full(int64_t rows, int32_t heads, int64_t from, int64_t to)
 {
-    struct rope r = {.rows = rows, .heads = heads, .half = 32, .x_row = heads * from, .x_head = from, .y_row = heads * to,
-                     .y_head = to, .type = BF16};
+    struct rope r = {.rows = rows, .heads = heads, .half = 32, .x_row = heads * from, .x_head = from,
+                     .y_row = heads * to, .y_head = to, .type = BF16};
     struct array *table = array_random(F32, rows * 64), *x = array_random(BF16, rows * r.x_row);
     struct array *y = from == to ? x : array_random(BF16, rows * r.y_row);
 

@@ -114,7 +114,8 @@ CASE(route, "as many experts as GLM-5.2 has, and more than a warp takes in regis
 
 CASE(route, "experts in turn where that is wanted, with the weights of their logits")
 {
-    struct problem p = problem((struct route){.rows = 7, .experts = 10, .k = 4, .normalize = 1, .forced = 1, .scale = 2});
+    struct problem p =
+        problem((struct route){.rows = 7, .experts = 10, .k = 4, .normalize = 1, .forced = 1, .scale = 2});
     struct array *weight = array_output(GLM52_DTYPE_F32, 7 * 4);
     double *chosen = doubles(7 * 4), *want = doubles(7 * 4);
 
@@ -130,8 +131,8 @@ CASE(route, "experts in turn where that is wanted, with the weights of their log
 /* Experts k apart, from another place in each row. */
 static void check_given(int32_t experts, int32_t k, int32_t forced)
 {
-    struct problem p = problem((struct route){.rows = 9, .experts = experts, .k = k, .normalize = 1, .scale = 2, .forced = forced,
-                                              .given = 1});
+    struct problem p = problem((struct route){.rows = 9, .experts = experts, .k = k, .normalize = 1, .scale = 2,
+                                              .forced = forced, .given = 1});
     struct array *weight = array_output(GLM52_DTYPE_F32, 9 * k);
     double *chosen = doubles(9 * k), *want = doubles(9 * k);
 
@@ -202,7 +203,8 @@ static void bench_full(int what)
 {
     enum { ROWS = 8192, EXPERTS = 256, K = 8 };
     struct problem p = problem((struct route){.rows = ROWS, .experts = EXPERTS, .k = K, .normalize = 1, .scale = 2.5f});
-    struct array *weight = array_output(GLM52_DTYPE_F32, ROWS * K), *dlogits = array_output(GLM52_DTYPE_F32, ROWS * EXPERTS);
+    struct array *weight = array_output(GLM52_DTYPE_F32, ROWS * K),
+                 *dlogits = array_output(GLM52_DTYPE_F32, ROWS * EXPERTS);
 
     ops->route_forward(device, &p.shape, p.logits->at, p.bias->at, p.chosen->at, weight->at);
     BENCH_LOOP {

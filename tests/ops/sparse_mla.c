@@ -144,7 +144,8 @@ static void backward(const struct problem *p, const struct results *r, float *ta
 
 static void target(const struct problem *p, const struct results *r, void *workspace)
 {
-    ops->sparse_mla_target(device, &p->shape, p->q->at, p->kv->at, p->selected->at, r->lse->at, r->alone->at, workspace);
+    ops->sparse_mla_target(device, &p->shape, p->q->at, p->kv->at, p->selected->at, r->lse->at, r->alone->at,
+                           workspace);
 }
 
 /* Runs with 1, 2 and 3 threads, which must agree to the bit. */
@@ -257,8 +258,9 @@ CASE(sparse_mla, "no rows: dkv is zero all the same")
 /* Too large for finite differences: gradients are checked for their bits alone. The scale keeps probabilities apart. */
 static void check_widths(int64_t rows, int64_t keys, int32_t heads, int32_t k)
 {
-    struct problem p = problem((struct sparse_mla){.rows = rows, .keys = keys, .heads = heads, .kv_rank = 512, .rope = 64,
-                                                   .k = k, .type = GLM52_DTYPE_BF16}, 0);
+    struct problem p = problem((struct sparse_mla){.rows = rows, .keys = keys, .heads = heads, .kv_rank = 512,
+                                                   .rope = 64, .k = k, .type = GLM52_DTYPE_BF16},
+                               0);
     struct results r;
     struct wanted want;
 
@@ -434,7 +436,8 @@ static void bench_full(int what, int64_t keys, int32_t fast)
                                .scale = 0.0625f, .fast = fast, .type = type, .pairs = 2048 * (double)keys};
     struct array *q = array_random(type, keys * 64 * 576), *dq = array_random(type, gradients ? keys * 64 * 576 : 0);
     struct array *kv = array_random(type, keys * 576), *dkv = array_random(GLM52_DTYPE_F32, keys * 576);
-    struct array *out = array_random(type, keys * 64 * 512), *dout = array_random(type, gradients ? keys * 64 * 512 : 0);
+    struct array *out = array_random(type, keys * 64 * 512),
+                 *dout = array_random(type, gradients ? keys * 64 * 512 : 0);
     struct array *lse = array_random(GLM52_DTYPE_F32, keys * 64), *selected = spaced_keys(keys, keys, shape.k);
     struct array *target = array_random(GLM52_DTYPE_F32, what >= 2 ? keys * shape.k : 0);
     size_t forward_bytes = ops->sparse_mla_forward_bytes(device, &shape);

@@ -120,7 +120,8 @@ CASE(swiglu, "gates so large that the exponential overflows")
     for (int64_t j = 0; j < 7; j++) want[j] = act(&c, 0, j);
     forward(&c, y);
     check_close(y, want, tolerance(F32, 8));
-    for (int64_t j = 0; j < 7; j++) ck_assert_msg(fabs(y->value[j] - want[j]) <= 1e-6 * fabs(want[j]) + 1e-36, "%lld", (long long)j);
+    for (int64_t j = 0; j < 7; j++)
+        ck_assert_msg(fabs(y->value[j] - want[j]) <= 1e-6 * fabs(want[j]) + 1e-36, "%lld", (long long)j);
 }
 
 CASE(swiglu, "rows longer than a chunk, backward in place, the same bits for any number of threads")

@@ -212,7 +212,8 @@ BENCH(select_topk, "2048 of 65536")
 BENCH_FULL(select_topk, "2048 of 32768, 4096 rows", "torch.topk 0.35 TB/s")
 {
     enum { ROWS = 4096, KEYS = 32768, K = 2048 };
-    struct array *scores = array_random(GLM52_DTYPE_F32, (int64_t)ROWS * KEYS), *start = array_zero(GLM52_DTYPE_I32, ROWS);
+    struct array *scores = array_random(GLM52_DTYPE_F32, (int64_t)ROWS * KEYS),
+                 *start = array_zero(GLM52_DTYPE_I32, ROWS);
     struct array *end = array_zero(GLM52_DTYPE_I32, ROWS), *length = array_output(GLM52_DTYPE_I32, ROWS);
     struct array *selected = array_output(GLM52_DTYPE_I32, ROWS * K);
 

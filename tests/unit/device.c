@@ -14,7 +14,8 @@ static glm52_status create(const char *device, glm52_context **context)
 
 START_TEST(unknown_devices_are_refused)
 {
-    static const char *const wrong[] = {"", "gpu", "cuda:", "cuda:x", "cuda:1x", "cuda:-1", "cuda1", "cpu:0", "cuda:99999"};
+    static const char *const wrong[] = {"",        "gpu",   "cuda:", "cuda:x",    "cuda:1x",
+                                        "cuda:-1", "cuda1", "cpu:0", "cuda:99999"};
     glm52_context *context = NULL;
 
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {

@@ -77,7 +77,8 @@ enum { PIECE = 512, PIECES = 8 };
 static void some_work(struct stream *s, char *zeros)
 {
     struct gemm gemm = {.m = 2, .n = 3, .k = 4, .lda = 4, .ldb = 3, .ldc = 3, .batch = 5, .stride_a = 8, .stride_b = 12,
-                        .stride_c = 6, .a_type = GLM52_DTYPE_BF16, .b_type = GLM52_DTYPE_F32, .c_type = GLM52_DTYPE_F32};
+                        .stride_c = 6, .a_type = GLM52_DTYPE_BF16, .b_type = GLM52_DTYPE_F32,
+                        .c_type = GLM52_DTYPE_F32};
     struct head head = {ROWS, WIDTH, TOKENS, GLM52_DTYPE_F32, GLM52_DTYPE_F32};
     struct swiglu swiglu = {ROWS, WIDTH, GLM52_DTYPE_BF16};
     void *a[PIECES];
@@ -147,7 +148,8 @@ static void attention_work(struct stream *s, char *zeros, void *workspace)
 /* q, key, weight with their gradients, row_weight and kl; the teacher's queries, keys and lse; start and end. */
 static double dense_loss_bytes(void)
 {
-    return 4.0 * (2 * ROWS * 2 * WIDTH + 2 * 4 * WIDTH + 2 * ROWS * 2 + 2 * ROWS + (ROWS * 2 + 4) * 6 + ROWS * 2 + 2 * ROWS);
+    return 4.0 *
+           (2 * ROWS * 2 * WIDTH + 2 * 4 * WIDTH + 2 * ROWS * 2 + 2 * ROWS + (ROWS * 2 + 4) * 6 + ROWS * 2 + 2 * ROWS);
 }
 
 START_TEST(attention_and_indexer_loss_count_alike)
@@ -173,7 +175,8 @@ END_TEST
 
 static void quantised_work(struct stream *s, char *zeros)
 {
-    struct quantised fp8 = {6, 10, 1, 4, FP8_BLOCK, 0, GLM52_DTYPE_BF16}, nvfp4 = {6, 32, 1, 16, NVFP4, 0, GLM52_DTYPE_F32};
+    struct quantised fp8 = {6, 10, 1, 4, FP8_BLOCK, 0, GLM52_DTYPE_BF16},
+                     nvfp4 = {6, 32, 1, 16, NVFP4, 0, GLM52_DTYPE_F32};
     void *a[PIECES];
 
     for (int i = 0; i < PIECES; i++) a[i] = zeros + 2 * i * PIECE;

@@ -110,9 +110,11 @@ END_TEST
 
 START_TEST(the_byte_is_that_of_the_entry_or_of_the_data)
 {
-    ck_assert_int_eq(open_header("{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]},\"b\":3}", 2), GLM52_E_CORRUPT);
+    ck_assert_int_eq(open_header("{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]},\"b\":3}", 2),
+                     GLM52_E_CORRUPT);
     ck_assert_str_eq(glm52_error_detail(glm52_error_last(), "byte"), "62");
-    ck_assert_int_eq(open_header("{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[1,3]}}", 3), GLM52_E_CORRUPT);
+    ck_assert_int_eq(open_header("{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[1,3]}}", 3),
+                     GLM52_E_CORRUPT);
     ck_assert_str_eq(glm52_error_detail(glm52_error_last(), "byte"), "61"); /* 8 + 53 bytes of header */
 }
 END_TEST
@@ -196,7 +198,8 @@ static const struct shape {
     int dimensions;
     int64_t size[SAFETENSORS_DIMENSIONS];
 } shapes[] = {
-    {0, {0}}, {1, {1}}, {1, {0}}, {3, {2, 0, 3}}, {2, {5, 7}}, {1, {129}}, {4, {3, 1, 2, 5}}, {8, {1, 2, 1, 3, 1, 2, 1, 1}},
+    {0, {0}},    {1, {1}},   {1, {0}},          {3, {2, 0, 3}},
+    {2, {5, 7}}, {1, {129}}, {4, {3, 1, 2, 5}}, {8, {1, 2, 1, 3, 1, 2, 1, 1}},
 };
 
 enum { SHAPES = sizeof shapes / sizeof *shapes, TYPES = GLM52_DTYPE_F16 };

@@ -58,7 +58,8 @@ void cpu_adamw(struct stream *s, const struct adamw *a, const float *rates, cons
         int64_t count = least(CHUNK, moved - i);
         float buffer[4][CHUNK];
         const float *g = load(a->gradient, gradient, i, count, buffer[0]);
-        float *mean = open_chunk(a->moments, m, i, count, buffer[1]), *square = open_chunk(a->moments, v, i, count, buffer[2]);
+        float *mean = open_chunk(a->moments, m, i, count, buffer[1]),
+              *square = open_chunk(a->moments, v, i, count, buffer[2]);
         float *w = master ? master + i : open_chunk(a->type, parameter, i, count, buffer[3]);
 
         update(a, rates, *coefficient, count, g, mean, square, w);

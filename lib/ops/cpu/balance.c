@@ -170,8 +170,8 @@ static int has_place(const struct route *r, int64_t capacity, const int32_t *cho
     return ahead < capacity;
 }
 
-void cpu_limit_capacity(struct stream *s, const struct route *r, int64_t capacity, int32_t by_weight, const int32_t *chosen,
-                        float *weight, double *dropped)
+void cpu_limit_capacity(struct stream *s, const struct route *r, int64_t capacity, int32_t by_weight,
+                        const int32_t *chosen, float *weight, double *dropped)
 {
     struct counted call = count_limit_capacity(s, r);
     int64_t taken[MOST_EXPERTS] = {0}, all[MOST_EXPERTS] = {0}, lost = 0;
@@ -181,7 +181,8 @@ void cpu_limit_capacity(struct stream *s, const struct route *r, int64_t capacit
         for (int32_t j = 0; j < r->k; j++) {
             int32_t e = chosen[t * r->k + j];
             float *w = &weight[t * r->k + j];
-            int keeps = all[e] <= capacity || (by_weight ? has_place(r, capacity, chosen, weight, t, j) : taken[e] < capacity);
+            int keeps = all[e] <= capacity ||
+                        (by_weight ? has_place(r, capacity, chosen, weight, t, j) : taken[e] < capacity);
             taken[e] += keeps;
             if (keeps) continue;
             *w = -*w; /* marked: rows behind this one must still see how large it was */
@@ -210,6 +211,7 @@ void cpu_balance_bias(struct stream *s, int32_t experts, float rate, const float
 
     for (int32_t e = 0; e < experts; e++) mean += counts[e];
     mean /= experts;
-    for (int32_t e = 0; e < experts && (!coefficient || *coefficient >= 0); e++) bias[e] += rate * (float)((mean > counts[e]) - (mean < counts[e]));
+    for (int32_t e = 0; e < experts && (!coefficient || *coefficient >= 0); e++)
+        bias[e] += rate * (float)((mean > counts[e]) - (mean < counts[e]));
     count_end(call);
 }

@@ -108,10 +108,10 @@ void cpu_route_forward(struct stream *s, const struct route *r, const float *log
                        int32_t *chosen, float *weight);
 void cpu_route_backward(struct stream *s, const struct route *r, const float *logits, const int32_t *chosen,
                         const float *dweight, float *dlogits);
-void cpu_route_auxiliary(struct stream *s, const struct route_auxiliary *a, const float *logits, const int32_t *sequence,
-                         float *dlogits, double *loss, double *running);
-void cpu_limit_capacity(struct stream *s, const struct route *r, int64_t capacity, int32_t by_weight, const int32_t *chosen,
-                        float *weight, double *dropped);
+void cpu_route_auxiliary(struct stream *s, const struct route_auxiliary *a, const float *logits,
+                         const int32_t *sequence, float *dlogits, double *loss, double *running);
+void cpu_limit_capacity(struct stream *s, const struct route *r, int64_t capacity, int32_t by_weight,
+                        const int32_t *chosen, float *weight, double *dropped);
 void cpu_clear_where_zero(struct stream *s, int64_t count, const float *mask, float *x);
 void cpu_count_experts(struct stream *s, const struct route *r, const int32_t *chosen, const float *counted,
                        double *counts);
@@ -134,8 +134,8 @@ void cpu_head_tv(struct stream *s, const struct head_tv *h, const struct head_tr
                  const struct head_drafts *drafts, const void *w, void *workspace);
 void cpu_add(struct stream *s, int64_t count, glm52_dtype type, const void *x, void *y);
 void cpu_convert(struct stream *s, int64_t count, glm52_dtype from, const void *x, glm52_dtype to, void *y);
-void cpu_quantise(struct stream *s, const struct quantised *q, const float *global, const void *x, void *codes, void *scales,
-                  void *codes_t, void *scales_t);
+void cpu_quantise(struct stream *s, const struct quantised *q, const float *global, const void *x, void *codes,
+                  void *scales, void *codes_t, void *scales_t);
 void cpu_dequantise(struct stream *s, const struct quantised *q, const float *global, const void *codes,
                     const void *scales, void *y);
 size_t cpu_sum_bytes(struct stream *s, int64_t count);

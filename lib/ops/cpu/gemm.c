@@ -119,8 +119,8 @@ void gemm_run(struct stream *s, const struct gemm *g, const void *a, const void 
 
         left.at = (const char *)left.at + batch * g->stride_a * (int64_t)dtype_size(g->a_type);
         right.at = (const char *)right.at + batch * g->stride_b * (int64_t)dtype_size(g->b_type);
-        tile_gemm(least(t.m, g->m - i), least(t.n, g->n - j), g->k, g->scale == 0 ? 1 : g->scale, operand_at(left, i, 0),
-                  operand_at(right, 0, j), to, g->ldc, g->c_type, g->add);
+        tile_gemm(least(t.m, g->m - i), least(t.n, g->n - j), g->k, g->scale == 0 ? 1 : g->scale,
+                  operand_at(left, i, 0), operand_at(right, 0, j), to, g->ldc, g->c_type, g->add);
     }
 }
 

@@ -63,7 +63,8 @@ static struct gemm to_logits(const struct head *h, int64_t rows)
 void head_loss_run(struct stream *s, const struct head *h, const void *x, const void *w, const int32_t *label,
                    const float *weight, float *loss, float *hit, void *dx, void *dw, void *workspace)
 {
-    int64_t step = head_chunk_rows(h), size = (int64_t)dtype_size(h->type), width = h->width, vocabulary = h->vocabulary;
+    int64_t step = head_chunk_rows(h), size = (int64_t)dtype_size(h->type), width = h->width,
+            vocabulary = h->vocabulary;
     float *logits = workspace;
 
     for (int64_t first = 0; first < h->rows; first += step) {

@@ -25,7 +25,8 @@ static struct chunk chunk_of(const struct head_tv *h, void *workspace)
 {
     struct head plain = of_trunk(h);
     int64_t logits = h->vocabulary * (int64_t)sizeof(float), state = h->width * (int64_t)dtype_size(h->type);
-    int64_t rows = (head_chunk_rows(&plain) - (h->depths - 1)) * logits / ((h->depths + 1) * logits + h->depths * state);
+    int64_t rows = (head_chunk_rows(&plain) - (h->depths - 1)) * logits /
+                   ((h->depths + 1) * logits + h->depths * state);
     struct chunk c = {.rows = least(rows > 1 ? rows : 1, h->rows)};
 
     if (h->rows == 0) return c;
@@ -187,8 +188,8 @@ static void return_states(const struct head_tv *h, int64_t first, int64_t rows, 
         memcpy((char *)dx + (d * h->rows + first) * row, (const char *)state + d * rows * row, (size_t)(rows * row));
 }
 
-static void draft_losses(struct stream *s, const struct head_tv *h, const void *target, const struct head_drafts *drafts,
-                         const void *w, void *workspace)
+static void draft_losses(struct stream *s, const struct head_tv *h, const void *target,
+                         const struct head_drafts *drafts, const void *w, void *workspace)
 {
     struct chunk c = chunk_of(h, workspace);
     int64_t size = (int64_t)dtype_size(h->type), width = h->width, vocabulary = h->vocabulary;
@@ -222,7 +223,8 @@ void cpu_head_tv(struct stream *s, const struct head_tv *h, const struct head_tr
     struct counted call = count_head_tv(s, h, (trunk->dx != NULL) + (trunk->dw != NULL), drafts->dx != NULL);
     struct head plain = of_trunk(h);
 
-    head_loss_run(s, &plain, trunk->x, w, trunk->label, trunk->weight, trunk->loss, NULL, trunk->dx, trunk->dw, workspace);
+    head_loss_run(s, &plain, trunk->x, w, trunk->label, trunk->weight, trunk->loss, NULL, trunk->dx, trunk->dw,
+                  workspace);
     draft_losses(s, h, trunk->x, drafts, w, workspace);
     count_end(call);
 }

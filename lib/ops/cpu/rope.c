@@ -63,8 +63,8 @@ void cpu_spread_heads(struct stream *s, const struct spread *r, const void *x, v
 #pragma omp parallel for schedule(static) num_threads(cpu_team(s, (double)r->rows * (double)r->width * r->heads))
     for (int64_t t = 0; t < r->rows; t++)
         for (int32_t h = 0; h < r->heads; h++)
-            memcpy((char *)y + (size_t)(t * r->y_row + h * r->y_head) * size, (const char *)x + (size_t)(t * r->x_row) * size,
-                   bytes);
+            memcpy((char *)y + (size_t)(t * r->y_row + h * r->y_head) * size,
+                   (const char *)x + (size_t)(t * r->x_row) * size, bytes);
     count_end(call);
 }
 
@@ -80,7 +80,8 @@ void cpu_sum_heads(struct stream *s, const struct spread *r, const void *y, floa
 
             memset(to, 0, (size_t)count * sizeof *to);
             for (int32_t h = 0; h < r->heads; h++)
-                store(GLM52_DTYPE_F32, to, 0, count, load(r->type, y, t * r->y_row + h * r->y_head + j, count, chunk), 1);
+                store(GLM52_DTYPE_F32, to, 0, count, load(r->type, y, t * r->y_row + h * r->y_head + j, count, chunk),
+                      1);
         }
     count_end(call);
 }

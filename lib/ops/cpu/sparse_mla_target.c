@@ -45,7 +45,8 @@ size_t cpu_sparse_mla_target_bytes(struct stream *s, const struct sparse_mla *a)
 }
 
 static void target_row(const struct sparse_mla *a, const struct padded *p, const void *q, const float *kv,
-                       const int32_t *selected, const float *lse, float *target, const struct scratch *scratch, int64_t t)
+                       const int32_t *selected, const float *lse, float *target, const struct scratch *scratch,
+                       int64_t t)
 {
     int64_t n = find_keys(p, a->k, kv, selected + t * a->k, scratch->key);
 

@@ -152,7 +152,8 @@ static void meta_multiply(struct stream *s, int64_t count, const float *x, float
     count_multiply(s, count);
 }
 
-static void meta_embed_forward(struct stream *s, const struct embed *e, const int32_t *token, const void *table, void *y)
+static void meta_embed_forward(struct stream *s, const struct embed *e, const int32_t *token, const void *table,
+                               void *y)
 {
     count_embed_forward(s, e);
 }
@@ -286,12 +287,14 @@ static void meta_dispatch_sort(struct stream *s, const struct dispatch *d, const
     count_dispatch_sort(s, d);
 }
 
-static void meta_dispatch_spread(struct stream *s, const struct dispatch *d, const int32_t *place, const void *x, void *y)
+static void meta_dispatch_spread(struct stream *s, const struct dispatch *d, const int32_t *place, const void *x,
+                                 void *y)
 {
     count_dispatch_spread(s, d);
 }
 
-static void meta_dispatch_collect(struct stream *s, const struct dispatch *d, const int32_t *place, const void *x, void *y)
+static void meta_dispatch_collect(struct stream *s, const struct dispatch *d, const int32_t *place, const void *x,
+                                  void *y)
 {
     count_dispatch_collect(s, d);
 }
@@ -349,7 +352,8 @@ static void meta_sum(struct stream *s, int64_t count, const float *x, const floa
     count_sum(s, count, w != NULL);
 }
 
-static void meta_sum_squares(struct stream *s, int64_t count, glm52_dtype type, const void *x, double *out, void *workspace)
+static void meta_sum_squares(struct stream *s, int64_t count, glm52_dtype type, const void *x, double *out,
+                             void *workspace)
 {
     count_sum_squares(s, count, type);
 }
@@ -359,8 +363,8 @@ static void meta_clip(struct stream *s, const double *squares, float limit, floa
     count_clip(s);
 }
 
-static void meta_guard(struct stream *s, const struct guard *g, const double *sums, const float *norm, double *mean_loss,
-                       float *coefficient)
+static void meta_guard(struct stream *s, const struct guard *g, const double *sums, const float *norm,
+                       double *mean_loss, float *coefficient)
 {
     count_guard(s, g);
 }
