@@ -123,7 +123,9 @@ local function check_function(f, d)
       problem("%s: %s is not const; say dir = \"out\" or \"inout\"", f.name, p.name)
     end
     for _, array in ipairs { p.len_of or false, p.fills or false } do
-      if array and not f.params[array] then problem("%s: %s counts %s, which is no parameter", f.name, p.name, array) end
+      if array and not f.params[array] then
+        problem("%s: %s counts %s, which is no parameter", f.name, p.name, array)
+      end
     end
     for key in pairs(p) do
       if type(key) == "string" and not known[key] and not set("name ctype handle struct pointer index")[key] then
@@ -171,7 +173,8 @@ local function check_struct(s, d)
     if seen[release] ~= s.sizes[release] then
       problem("%s has %s bytes in release %s, and sizes says %s", s.name, seen[release], release, s.sizes[release])
     elseif seen[release] and seen[release] % 8 ~= 0 then
-      problem("%s has %d bytes in release %s: not a multiple of 8, add a reserved member", s.name, seen[release], release)
+      problem("%s has %d bytes in release %s: not a multiple of 8, add a reserved member", s.name, seen[release],
+        release)
     end
   end
   if s.frozen and next(s.sizes, next(s.sizes)) then problem("%s is frozen and grew", s.name) end
@@ -218,13 +221,17 @@ local function take_units(d)
     known[s.name] = true
     for i, field in ipairs(s.fields) do
       known[s.name .. "." .. field.name] = true
-      if i > 2 and not field.name:find("^reserved") then field.unit, field.boolean = check_units(s, field.name, field.ctype, d) end
+      if i > 2 and not field.name:find("^reserved") then
+        field.unit, field.boolean = check_units(s, field.name, field.ctype, d)
+      end
     end
   end
   for owner, list in pairs(d.units) do
     if not known[owner] then problem("units tells of %s, which is not described", owner) end
     for key in pairs(list) do
-      if known[owner] and not known[owner .. "." .. key] then problem("units tells of %s.%s, which is not described", owner, key) end
+      if known[owner] and not known[owner .. "." .. key] then
+        problem("units tells of %s.%s, which is not described", owner, key)
+      end
     end
   end
 end
@@ -263,7 +270,8 @@ end
 -- Comments of structs, members and enumerators, and the text at the top, for the reference.
 local function load_prose(path)
   local text = read(path)
-  local prose = { conventions = text:match("Conventions\n(.-)\n %*/"):gsub("\n %* ?", "\n"):gsub("^ %* ?", ""), of = {} }
+  local prose = { of = {},
+    conventions = text:match("Conventions\n(.-)\n %*/"):gsub("\n %* ?", "\n"):gsub("^ %* ?", "") }
   local function note(owner, body)
     for line in body:gmatch("[^\n]+") do
       local declaration, comment = line:match("^%s*(.-)%s*/%*%s*(.-)%s*%*/")
@@ -286,7 +294,8 @@ local function load_prose(path)
 end
 
 local UNIVERSAL = set "HANDLE INVALID NOMEM"
-local KNOWN = set "NOMEM INVALID STATE HANDLE IO CORRUPT VERSION UNSUPPORTED DEVICE COMM CANCELLED TIMEOUT NUMERIC CALLBACK AGAIN INTERNAL"
+local KNOWN = set("NOMEM INVALID STATE HANDLE IO CORRUPT VERSION UNSUPPORTED DEVICE COMM CANCELLED TIMEOUT NUMERIC "
+  .. "CALLBACK AGAIN INTERNAL")
 
 -- Names in capitals that follow "Errors:" up to the end of the comment.
 local function errors_of(comment)
@@ -340,7 +349,9 @@ local function check_header(d, header, path)
         where, h.name)
     else
       local ours, theirs = description.normal(description.prototype(f)), description.normal(h.declaration)
-      if ours ~= theirs then problem("%s declares\n    %s\n  and abi/glm52.api describes\n    %s", where, theirs, ours) end
+      if ours ~= theirs then
+        problem("%s declares\n    %s\n  and abi/glm52.api describes\n    %s", where, theirs, ours)
+      end
       check_contract(f, h, where)
     end
   end

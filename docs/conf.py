@@ -1,5 +1,5 @@
-# Sphinx turns these pages into HTML: ninja -C build docs. A warning, such as one of a link that leads nowhere, fails the
-# test. The pages stay plain Markdown; the tree that Sphinx sees is laid out by tests/docs/stage.py.
+# Sphinx turns these pages into HTML: ninja -C build docs. A warning, such as one of a link that leads nowhere, fails
+# the test. The pages stay plain Markdown; the tree that Sphinx sees is laid out by tests/docs/stage.py.
 project = "glm52"
 extensions = ["myst_parser"]
 root_doc = "docs/index"

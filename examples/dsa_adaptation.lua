@@ -1,7 +1,8 @@
--- From dense to sparse attention in the stages of GLM-5: a model is trained with dense attention, its indexers are taught
--- what that attends to, then both learn together while each row attends to the 128 keys its indexer selects, of up to
--- 512. Held-out loss must come within 1 % of dense attention; the exit status says whether it has. Coefficients and
--- learning rates are for this small model and few steps: GLM-5.2 adapts with coeff = 1e-3 and lr = 1e-5 for far longer.
+-- From dense to sparse attention in the stages of GLM-5: a model is trained with dense attention, its indexers are
+-- taught what that attends to, then both learn together while each row attends to the 128 keys its indexer selects,
+-- of up to 512. Held-out loss must come within 1 % of dense attention; the exit status says whether it has.
+-- Coefficients and learning rates are for this small model and few steps: GLM-5.2 adapts with coeff = 1e-3 and
+-- lr = 1e-5 for far longer.
 --
 --   glm52 train examples/dsa_adaptation.lua                      on the text that ./run train makes
 --   glm52 train examples/dsa_adaptation.lua my.txt               on a text of yours

@@ -3,10 +3,10 @@
 -- TFLOP/s, and up to 8192 tokens what each part of a step takes. GEMM=TFLOP/s of a large product in the same run adds
 -- the share of it; STEPS=N times N steps.
 --
---   glm52 train examples/h200_proxy.lua alike 4096 8192 16384    what PyTorch trains by default: AdamW, all in bf16, fast
---                                                                operations; beside it the deterministic ones
---   glm52 train examples/h200_proxy.lua trained 4096 8192        as GLM-5.2 is trained: Muon per head and AdamW with fp32
---                                                                masters, sparse indexer loss, one MTP depth with TV
+--   glm52 train examples/h200_proxy.lua alike 4096 8192 16384    what PyTorch trains by default: AdamW, all in bf16,
+--                                                                fast operations; beside it the deterministic ones
+--   glm52 train examples/h200_proxy.lua trained 4096 8192        as GLM-5.2 is trained: Muon per head and AdamW with
+--                                                                fp32 masters, sparse indexer loss, one MTP depth of TV
 --   DEVICE=meta glm52 train examples/h200_proxy.lua alike 4096   the memory of it, without a GPU
 local glm52 = require "glm52"
 

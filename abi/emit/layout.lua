@@ -11,7 +11,8 @@ return function(d)
   for _, s in ipairs(d.structs) do
     for release, size in pairs(s.sizes) do add("struct %s: %d bytes in %s", s.name, size, release) end
     for _, field in ipairs(s.fields) do
-      add("struct %s: byte %d %s", s.name, field.offset, description.normal(description.declare(field.ctype, field.name)))
+      add("struct %s: byte %d %s", s.name, field.offset,
+        description.normal(description.declare(field.ctype, field.name)))
     end
   end
   for _, e in ipairs(d.enums) do

@@ -15,8 +15,8 @@ local USABLE = {
 
 local function require_usable(role, kind, f, what)
   if kind and (" " .. USABLE[role] .. " "):find(" " .. kind .. " ", 1, true) then return end
-  io.stderr:write(("%s: Lua has no counterpart for %s: extend abi/emit/lua.lua and bindings/lua/call.c, or write it by hand and say so "
-    .. "with lua = false in abi/glm52.api\n"):format(f.name, what))
+  io.stderr:write(("%s: Lua has no counterpart for %s: extend abi/emit/lua.lua and bindings/lua/call.c, or write it "
+    .. "by hand and say so with lua = false in abi/glm52.api\n"):format(f.name, what))
   os.exit(1)
 end
 
@@ -33,7 +33,8 @@ end
 local function parameter(p, f, d)
   local role, kind, of, other = convert(p, f, d)
   require_usable(role, kind, f, p.name .. ", " .. p.ctype)
-  local list = { ('.name = "%s", .role = ROLE_%s, .kind = KIND_%s'):format(p.name, role, kind), table.unpack(flags_of(p)) }
+  local list = { ('.name = "%s", .role = ROLE_%s, .kind = KIND_%s'):format(p.name, role, kind),
+    table.unpack(flags_of(p)) }
   if of then list[#list + 1] = ".of = " .. of end
   if other then list[#list + 1] = (".other = %d"):format(f.params[other].index - 1) end
   return "        {" .. table.concat(list, ", ") .. "},\n"
@@ -49,8 +50,8 @@ local function row(f, d)
   local parameters = {}
   for i, p in ipairs(f.params) do parameters[i] = parameter(p, f, d) end
   return ('    {.name = "%s", .address = FUNCTION(%s), .class = %s, .result = {%s}%s},\n'):format(name, f.name,
-    class and "&classes[CLASS_" .. class:upper() .. "]" or "NULL", table.concat(result, ", "), #parameters > 0 and (", .count = %d,\n     .parameters = {\n%s    }"):format(#parameters,
-    table.concat(parameters)) or "")
+    class and "&classes[CLASS_" .. class:upper() .. "]" or "NULL", table.concat(result, ", "), #parameters > 0
+    and (", .count = %d,\n     .parameters = {\n%s    }"):format(#parameters, table.concat(parameters)) or "")
 end
 
 local function enumeration(e)
@@ -58,7 +59,8 @@ local function enumeration(e)
   for name in pairs(e[2]) do names[#names + 1] = name end
   table.sort(names, function(a, b) return e[2][a] < e[2][b] end)
   for _, name in ipairs(names) do out[#out + 1] = ('    {"%s", %d},\n'):format(label(e[1], name), e[2][name]) end
-  out[#out + 1] = ('    {NULL, 0},\n};\nconst struct enumeration enum_%s = {"%s", values_%s};\n'):format(e[1], e[1], e[1])
+  out[#out + 1] = ('    {NULL, 0},\n};\nconst struct enumeration enum_%s = {"%s", values_%s};\n')
+    :format(e[1], e[1], e[1])
   return table.concat(out)
 end
 
@@ -69,14 +71,14 @@ local function structure(s, d)
     local field = s.fields[i]
     local kind, of = kind_of(field.ctype, d)
     if not field.name:find("^reserved") and kind and kind ~= "POINTER" and (kind ~= "VIEW" or field.lasts) then
-      local list = { ('.name = "%s", .offset = offsetof(%s, %s), .kind = KIND_%s'):format(field.name, s.name, field.name, kind),
-        table.unpack(flags_of(field)) }
+      local list = { ('.name = "%s", .offset = offsetof(%s, %s), .kind = KIND_%s')
+        :format(field.name, s.name, field.name, kind), table.unpack(flags_of(field)) }
       if of then list[#list + 1] = ".of = " .. of end
       out[#out + 1] = "    {" .. table.concat(list, ", ") .. "},\n"
     end
   end
-  out[#out + 1] = ('    {.name = NULL},\n};\nstatic const struct layout struct_%s = {"%s", sizeof(%s), fields_%s};\n'):format(s.name,
-    s.name, s.name, s.name)
+  out[#out + 1] = ('    {.name = NULL},\n};\nstatic const struct layout struct_%s = {"%s", sizeof(%s), fields_%s};\n')
+    :format(s.name, s.name, s.name, s.name)
   return table.concat(out)
 end
 

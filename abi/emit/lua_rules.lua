@@ -1,5 +1,5 @@
--- What becomes of a function of the library in Lua: the kinds of its values, what part each parameter plays, whose method
--- it is, and how a call of it reads.
+-- What becomes of a function of the library in Lua: the kinds of its values, what part each parameter plays, whose
+-- method it is, and how a call of it reads.
 local rules = {}
 
 local KINDS = { int32_t = "INT32", uint32_t = "UINT32", int64_t = "INT64", uint64_t = "UINT64", double = "DOUBLE",
@@ -34,7 +34,9 @@ function rules.convert(p, f, d)
       return "LIST_OUT", rules.kind_of(target, d)
     end
   end
-  if p.dir == "in" then return p.each and "EACH" or "IN", rules.kind_of(p.ctype == "glm52_status" and "int32_t" or p.ctype, d) end
+  if p.dir == "in" then
+    return p.each and "EACH" or "IN", rules.kind_of(p.ctype == "glm52_status" and "int32_t" or p.ctype, d)
+  end
   return "OUT", rules.kind_of(target, d)
 end
 
@@ -69,7 +71,9 @@ function rules.signature(f, d)
       local optional = p.each or p.default or p.nullable
       for k = i + 1, #f.params do  -- one before another that must be given is nil, and not left out
         local after = f.params[k]
-        if GIVEN[rules.convert(after, f, d)] and not (after.each or after.default or after.nullable) then optional = false end
+        if GIVEN[rules.convert(after, f, d)] and not (after.each or after.default or after.nullable) then
+          optional = false
+        end
       end
       local before = #arguments > 0 and (optional and " [, " or ", ") or optional and "[" or ""
       open = open + (optional and 1 or 0)
@@ -78,7 +82,8 @@ function rules.signature(f, d)
       results[#results + 1] = name_of(p, f, d)
     end
   end
-  return (results[1] and table.concat(results, ", ") .. " = " or "") .. (class and class .. ":" or "glm52.") .. name .. "(" ..
+  return (results[1] and table.concat(results, ", ") .. " = " or "")
+    .. (class and class .. ":" or "glm52.") .. name .. "(" ..
     table.concat(arguments) .. ("]"):rep(open) .. ")"
 end
 

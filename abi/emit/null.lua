@@ -43,8 +43,8 @@ end
 -- What drops references takes the address of a handle.
 local function unref(f, handle)
   local other = handle == "batch" and "config" or "batch"
-  return ("    glm52_%s *none = NULL, *wrong = (glm52_%s *)(uintptr_t)o->%s;\n\n    %s(NULL);\n    %s(&none);\n    %s(&wrong);\n")
-    :format(handle, handle, other, f.name, f.name, f.name)
+  return ("    glm52_%s *none = NULL, *wrong = (glm52_%s *)(uintptr_t)o->%s;\n\n"
+    .. "    %s(NULL);\n    %s(&none);\n    %s(&wrong);\n"):format(handle, handle, other, f.name, f.name, f.name)
 end
 
 local function body(f)
@@ -63,7 +63,8 @@ local function body(f)
       any = true
       local text = call(f, p, mistake[1])
       if f.returns == "glm52_status" then
-        out[#out + 1] = ('    refused(%s, %s, "%s", "%s");\n'):format(text, mistake[2], mistake[3], f.name .. ", " .. p.name)
+        out[#out + 1] = ('    refused(%s, %s, "%s", "%s");\n')
+          :format(text, mistake[2], mistake[3], f.name .. ", " .. p.name)
       elseif f.returns:sub(-1) == "*" and not (f.comment or ""):find("Never NULL") then
         out[#out + 1] = ("    ck_assert_ptr_null(%s);\n"):format(text)
       elseif f.returns:sub(-1) == "*" then

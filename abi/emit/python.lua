@@ -1,6 +1,7 @@
 -- What Python sees of the description: the SWIG fragment (handles, outputs, who releases the GIL and who waits for the
 -- turn of a context) and the types of the extension module. Functions with a form that SWIG cannot be told of by rule
--- (structs, memory to fill, error objects) are left out of both; bindings/python/glm52.i and module.pyi have them by hand.
+-- (structs, memory to fill, error objects) are left out of both; bindings/python/glm52.i and module.pyi have them by
+-- hand.
 local python = {}
 
 local NUMBERS = { int32_t = "int", uint32_t = "int", int64_t = "int", uint64_t = "int", double = "float" }

@@ -1,5 +1,5 @@
--- The reference page: the header's contracts, and with each what the description adds: a row per parameter, then threads,
--- errors and release.
+-- The reference page: the header's contracts, and with each what the description adds: a row per parameter, then
+-- threads, errors and release.
 local description = require "description"
 local rules = require "emit.lua_rules"
 
@@ -127,8 +127,10 @@ local function struct_text(s, d)
   out[#out + 1] = row("byte", "member", "since", "meaning") .. row("---:", "---", "---", "---")
   for _, field in ipairs(s.fields) do
     local words = { field.unit and escape(field.unit):gsub("%[", "\\[") or nil }
-    words[#words + 1] = d.prose.of[s.name .. "." .. field.name] and markdown(d.prose.of[s.name .. "." .. field.name], d) or nil
-    out[#out + 1] = row(field.offset, code(description.declare(field.ctype, field.name)), field.since, table.concat(words, "; "))
+    words[#words + 1] = d.prose.of[s.name .. "." .. field.name]
+      and markdown(d.prose.of[s.name .. "." .. field.name], d) or nil
+    out[#out + 1] = row(field.offset, code(description.declare(field.ctype, field.name)), field.since,
+      table.concat(words, "; "))
   end
   return table.concat(out)
 end
@@ -159,7 +161,8 @@ local function conventions(d)
 end
 
 return function(d)
-  local out = { "# Reference of the C API\n\nWritten by `abi/gen.lua` from `include/glm52.h` and `abi/glm52.api` at every build.\n\n",
+  local out = { "# Reference of the C API\n\n",
+    "Written by `abi/gen.lua` from `include/glm52.h` and `abi/glm52.api` at every build.\n\n",
     "## Conventions\n\n", conventions(d), "\n" }
   for _, class in ipairs(ORDER) do
     out[#out + 1] = ("\n## %s\n"):format(TITLES[class] or "glm52_" .. class)

@@ -17,7 +17,8 @@ end
 local function line_of(row)
   local rate = row.gflop > 0 and string.format("%8.1f TFLOP/s", row.tflops or 0)
     or row.gbyte > 0 and string.format("%8.3f TB/s", row.tbytes_per_second or 0) or ""
-  return string.format("%-20s %-28s %7.0f %10.3f %6.1f%% %s", row.label, row.operation, row.calls, row.ms, 100 * row.share, rate)
+  return string.format("%-20s %-28s %7.0f %10.3f %6.1f%% %s", row.label, row.operation, row.calls, row.ms,
+    100 * row.share, rate)
 end
 
 -- The table of out/profile.jsonl; nil if no step was measured.
@@ -26,7 +27,7 @@ return function(path)
   if not whole then return nil end
   local lines = { string.format("%-20s %-28s %7s %10s %7s", "part", "operation", "calls", "ms", "share") }
   for i = 1, math.min(#rows, most) do lines[#lines + 1] = line_of(rows[i]) end
-  lines[#lines + 1] = string.format("a step: %.3f ms, of which operations %.3f ms (mean of %d)", whole.ms, whole.timed_ms,
-    whole.steps)
+  lines[#lines + 1] = string.format("a step: %.3f ms, of which operations %.3f ms (mean of %d)", whole.ms,
+    whole.timed_ms, whole.steps)
   return table.concat(lines, "\n")
 end

@@ -27,7 +27,8 @@ local function check_paths(options, prefix)
     elseif is_path[name:match("[^.]*$")] and type(value) == "string" and
       (value:find("^/") or ("/" .. value .. "/"):find("/../", 1, true) or value:find("\0", 1, true)) then
       recipe.error("GLM52_E_INVALID",
-        string.format("%s = %s leaves the current directory, which a sandboxed recipe may not", name, value), "give it as an argument: " .. name .. "=PATH", { key = name })
+        string.format("%s = %s leaves the current directory, which a sandboxed recipe may not", name, value),
+        "give it as an argument: " .. name .. "=PATH", { key = name })
     end
   end
 end

@@ -236,8 +236,8 @@ function state.look(run, resume)
   local before, saved = read_run(run.out, resume), read_state(run.out)
   if saved and not before then
     recipe.error("GLM52_E_STATE", string.format("%s/state holds a state of step %d, but %s/run.json, which says of "
-      .. "what run, is missing", run.out, saved.step, run.out), "restore it; resume=false starts anew and replaces the state",
-      { key = "out" })
+      .. "what run, is missing", run.out, saved.step, run.out),
+      "restore it; resume=false starts anew and replaces the state", { key = "out" })
   elseif resume and saved then
     local index, first = find_stage(run, saved)
     compare_recipes(run, before, index, resume == "changed")

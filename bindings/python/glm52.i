@@ -1,6 +1,7 @@
-/* _glm52: the public header for Python, nearly as it is. Handles are capsules, statuses exceptions, outputs results; the
- * package glm52 makes classes of it. Functions that compute release the GIL. Which arguments are handles and outputs, who computes
- * and who may be called at any time is said by glm52_gen.i, which abi/gen.lua writes; here is how. */
+/* _glm52: the public header for Python, nearly as it is. Handles are capsules, statuses exceptions, outputs results;
+ * the package glm52 makes classes of it. Functions that compute release the GIL. Which arguments are handles and
+ * outputs, who computes and who may be called at any time is said by glm52_gen.i, which abi/gen.lua writes; here is
+ * how. */
 %module(package="glm52", threads="1") _glm52
 
 %{
@@ -63,7 +64,8 @@
     $2 = view.buf;
     $3 = (uint64_t)(view.len / view.itemsize);
 }
-%typemap(freearg) (glm52_dtype dtype, const void *values, uint64_t count) "if (open$argnum) PyBuffer_Release(&view$argnum);"
+%typemap(freearg) (glm52_dtype dtype, const void *values, uint64_t count)
+    "if (open$argnum) PyBuffer_Release(&view$argnum);"
 
 /* ---- results ----------------------------------------------------------------------------------------- */
 
@@ -124,8 +126,8 @@ ANYTIME(dlpack_new)
 static PyObject *context_new(const char *device, int threads)
 {
     struct turn *turn = turn_create();
-    glm52_context_options options = {.struct_size = sizeof options, .device = device, .threads = threads, .log = turn_log,
-                                     .log_user = turn};
+    glm52_context_options options = {.struct_size = sizeof options, .device = device, .threads = threads,
+                                     .log = turn_log, .log_user = turn};
     glm52_context *context = NULL;
     PyObject *capsule = NULL;
 
@@ -195,7 +197,8 @@ static PyObject *batch_values(glm52_batch *batch, const char *name)
     glm52_view view = {.struct_size = sizeof view};
 
     if (!glm52_batch_get(batch, name, &view))
-        return Py_BuildValue("(NN)", view_tuple(&view), PyByteArray_FromStringAndSize(view.data, (Py_ssize_t)view.bytes));
+        return Py_BuildValue("(NN)", view_tuple(&view),
+                             PyByteArray_FromStringAndSize(view.data, (Py_ssize_t)view.bytes));
     raise_last();
     return NULL;
 }
@@ -229,7 +232,8 @@ static PyObject *step_plan(glm52_step *step)
 }
 
 /* New tokens as a bytearray of int32. */
-static PyObject *model_generate(glm52_model *model, Py_buffer *prompt, uint64_t limit, double temperature, uint64_t seed)
+static PyObject *model_generate(glm52_model *model, Py_buffer *prompt, uint64_t limit, double temperature,
+                                uint64_t seed)
 {
     PyObject *tokens = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)(limit * sizeof(int32_t)));
     uint64_t produced = 0;

@@ -1,8 +1,9 @@
-"""python_step.py C_STEP TEXT [ROUNDS]: what driving a training step from Python costs. Steps of preset tiny, 2048 tokens, by two equal
-C programs and by a Python program in turn, with the same weights and data; new programs every ten steps, for where their memory lies
-alone makes 1 % of difference, as the two C programs show. Compares medians by the clock and in processor time, which others on the
-machine disturb less, and says how long Python was busy around the library's own time; then the cost of getters. Fails if the losses
-differ, if clock and processor time both miss the target, or if a getter does.
+"""python_step.py C_STEP TEXT [ROUNDS]: what driving a training step from Python costs. Steps of preset tiny, 2048
+tokens, by two equal C programs and by a Python program in turn, with the same weights and data; new programs every
+ten steps, for where their memory lies alone makes 1 % of difference, as the two C programs show. Compares medians by
+the clock and in processor time, which others on the machine disturb less, and says how long Python was busy around
+the library's own time; then the cost of getters. Fails if the losses differ, if clock
+and processor time both miss the target, or if a getter does.
 
 python_step.py TEXT: the Python program: a step for each line that comes in."""
 import statistics
@@ -18,7 +19,8 @@ STEPS, WARM = 10, 2  # of a round
 
 
 def serve(text):
-    options = {"data.pack_tokens": 2048, "data.document_tokens": 256, "train.microbatch_tokens": 2048, "data.text": text}
+    options = {"data.pack_tokens": 2048, "data.document_tokens": 256, "train.microbatch_tokens": 2048,
+               "data.text": text}
     with glm52.Context("cpu") as context:
         model = glm52.Model(context, options, model={"preset": "tiny"})
         step = glm52.Step(model, glm52.Optimizer(model))
@@ -38,7 +40,8 @@ def serve(text):
 
 
 def steps(c_step, text, rounds):
-    """Rows of (clock, processor, loss) by name of the program; those of Python have the seconds around the library's own time too."""
+    """Rows of (clock, processor, loss) by name of the program; those of Python have the seconds around the library's
+    own time too."""
     commands = {"C": [c_step, text], "C again": [c_step, text], "Python": [sys.executable, sys.argv[0], text]}
     taken = {name: [] for name in commands}
     for _ in range(rounds):
@@ -67,11 +70,13 @@ def compare(name, index, taken):
 def getters():
     """Seconds per call, loop and all; the best of many."""
     with glm52.Context("cpu", threads=1) as context:
-        model = glm52.Model(context, model={"preset": "tiny"}, train={"microbatch_tokens": 64}, data={"pack_tokens": 64})
+        model = glm52.Model(context, model={"preset": "tiny"}, train={"microbatch_tokens": 64},
+                            data={"pack_tokens": 64})
         step, batch = glm52.Step(model, glm52.Optimizer(model)), glm52.Batch(context, list(range(64)))
         step.run(batch)
-        calls = {"step.metric": lambda: step.metric("loss"), "len(batch)": lambda: len(batch), "context.memory": lambda: context.memory,
-                 "model.size": lambda: model.size, "config_get": lambda: glm52._glm52.config_get(model.config._handle, "optim.lr")}
+        calls = {"step.metric": lambda: step.metric("loss"), "len(batch)": lambda: len(batch),
+                 "context.memory": lambda: context.memory, "model.size": lambda: model.size,
+                 "config_get": lambda: glm52._glm52.config_get(model.config._handle, "optim.lr")}
 
         def cost(call):
             return min(timeit.repeat(call, number=500, repeat=200)) / 500
@@ -82,7 +87,8 @@ def getters():
 def main(c_step, text, rounds="6"):
     taken = steps(c_step, text, int(rounds))
     same = all(len({row[2] for row in rows}) == 1 for rows in zip(*taken.values()))
-    print(f"preset tiny, 2048 tokens in documents of 256, {rounds} times {STEPS} steps each, losses {'alike' if same else 'DIFFER'}")
+    print(f"preset tiny, 2048 tokens in documents of 256, {rounds} times {STEPS} steps each, "
+          f"losses {'alike' if same else 'DIFFER'}")
     clock, processor = compare("clock", 0, taken), compare("processor", 1, taken)
     around, own = ([row[index] for row in taken["Python"]] for index in (3, 0))
     print(f"around the library's own time {1e3 * statistics.median(around):.2f} ms, "

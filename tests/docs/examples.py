@@ -1,9 +1,9 @@
 """examples.py PAGE BUILD: does what a reader of the page would do, in an empty directory with the library installed.
 Prints TAP.
 
-A fenced block with a file name after its language is written to that file; a block of sh is run; a block of text after it
-is what it printed, where "..." stands for anything, also a line of its own for any lines. Where a page asks for what was
-not built here (the module of a language), the block is skipped, and that counts.
+A fenced block with a file name after its language is written to that file; a block of sh is run; a block of text
+after it is what it printed, where "..." stands for anything, also a line of its own for any lines. Where a page asks
+for what was not built here (the module of a language), the block is skipped, and that counts.
 """
 import os
 import re

@@ -208,8 +208,8 @@ end)
 
 case("a table is a config", function()
   local context = glm52.context { threads = 1 }
-  local options = { model = { preset = "tiny", num_hidden_layers = 2, hidden_size = 32, eos_token_id = {}, pad_token_id = -1 },
-    ["optim.lr"] = 1e-3, data = { text = arg[3], pack_tokens = 1e2 } }
+  local options = { ["optim.lr"] = 1e-3, data = { text = arg[3], pack_tokens = 1e2 },
+    model = { preset = "tiny", num_hidden_layers = 2, hidden_size = 32, eos_token_id = {}, pad_token_id = -1 } }
   local config = glm52.config(context, options)
   equal(config:get "optim.lr" .. config:get "data.pack_tokens", "0.001100")
   equal(glm52.model(context, options):describe(), glm52.model(context, config):describe())
@@ -228,7 +228,8 @@ case("a table is a config", function()
   equal(problem.message, "model.preset is a function; an option is a number, a text, true, false or a list")
   assert(problem.where:find "binding.lua:%d+:$", problem.where)
   _, problem = pcall(function() glm52.model(context, { optim = { shedule = 1 } }) end)
-  assert(problem.where:find "binding.lua:%d+:$" and problem.message:find "did you mean optim.schedule", tostring(problem))
+  assert(problem.where:find "binding.lua:%d+:$" and problem.message:find "did you mean optim.schedule",
+    tostring(problem))
 end)
 
 case("tensors are read and written", function()
@@ -259,7 +260,8 @@ case("a call costs less than two microseconds", function()
   batch:set("tokens", { ("And God said, Let there be light"):byte(1, -1) })
   step:run(batch)
   for name, call in pairs { ["context:memory()"] = function() return context:memory() end,
-    ["batch:tokens()"] = function() return batch:tokens() end, ["step:metric \"loss\""] = function() return step:metric "loss" end,
+    ["batch:tokens()"] = function() return batch:tokens() end,
+    ["step:metric \"loss\""] = function() return step:metric "loss" end,
     ["config:get \"optim.lr\""] = function() return config:get "optim.lr" end,
     ["model:parameter_count()"] = function() return model:parameter_count() end } do
     local best = math.huge

@@ -37,9 +37,10 @@ for _, handle in pairs(closed) do
   if type(handle) == "userdata" then handle:close() end
 end
 
-local scalars = { 0, 1, 2, 3, -1, 7, 0.5, -0.0, 0 / 0, math.huge, -math.huge, math.maxinteger, math.mininteger, 1 << 31, 1 << 32,
-  "", "x", "optim.lr", "tokens", "labels", "loss_mask", "cu_seqlens", "loss", "a\0b", ("long"):rep(500), "F32", "I32", "1", "1e3",
-  true, false, print, coroutine.create(print), io.stdout, {}, { 1, 2, 3 }, { 1.5 }, { "x" }, { {} }, { [3] = 1 } }
+local scalars = { 0, 1, 2, 3, -1, 7, 0.5, -0.0, 0 / 0, math.huge, -math.huge, math.maxinteger, math.mininteger,
+  1 << 31, 1 << 32, "", "x", "optim.lr", "tokens", "labels", "loss_mask", "cu_seqlens", "loss", "a\0b",
+  ("long"):rep(500), "F32", "I32", "1", "1e3", true, false, print, coroutine.create(print), io.stdout, {}, { 1, 2, 3 },
+  { 1.5 }, { "x" }, { {} }, { [3] = 1 } }
 
 local function value(depth)
   local kind = random(10)

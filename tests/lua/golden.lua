@@ -20,7 +20,8 @@ end
 local function json(text)
   local texts = {}
   text = text:gsub('"(.-[^\\])"', function(content)
-    texts[#texts + 1] = content:gsub("\\u(%x%x%x%x)", function(code) return utf8.char(tonumber(code, 16)) end):gsub("\\(.)", "%1")
+    texts[#texts + 1] = content:gsub("\\u(%x%x%x%x)", function(code) return utf8.char(tonumber(code, 16)) end)
+      :gsub("\\(.)", "%1")
     return "@" .. #texts .. "@"
   end):gsub('""', "@0@"):gsub("%[", "{"):gsub("%]", "}"):gsub("null", "false")
   texts[0] = ""
@@ -60,14 +61,15 @@ local function configure(context, about)
     ["train.microbatch_tokens"] = 24, ["data.pack_tokens"] = 24, ["mtp.depths"] = options.depths,
     ["mtp.factor"] = options.mtp_loss_scaling_factor, ["mtp.detach_heads"] = options.mtp_detach_heads,
     ["mtp.share"] = options.share_index_and_kv and "index_kv" or "none", ["indexer_loss.kind"] = options.indexer_kl,
-    ["indexer_loss.coeff"] = options.indexer_kl_coeff, ["optim.policy"] = "glm5", ["optim.muon_momentum"] = muon.momentum,
-    ["optim.muon_convention"] = muon.momentum_convention, ["optim.muon_nesterov"] = muon.nesterov,
-    ["optim.muon_coefficients"] = muon.coefficient_type, ["optim.muon_steps"] = muon.ns_steps,
-    ["optim.muon_scale"] = muon.extra_scale, ["optim.muon_rope"] = muon.q_b_rope,
+    ["indexer_loss.coeff"] = options.indexer_kl_coeff, ["optim.policy"] = "glm5",
+    ["optim.muon_momentum"] = muon.momentum, ["optim.muon_convention"] = muon.momentum_convention,
+    ["optim.muon_nesterov"] = muon.nesterov, ["optim.muon_coefficients"] = muon.coefficient_type,
+    ["optim.muon_steps"] = muon.ns_steps, ["optim.muon_scale"] = muon.extra_scale, ["optim.muon_rope"] = muon.q_b_rope,
     ["optim.weight_decay"] = muon.weight_decay, ["optim.beta1"] = adamw.beta1, ["optim.beta2"] = adamw.beta2,
     ["optim.epsilon"] = adamw.eps, ["train.clip"] = options.clip_global_norm,
     ["moe.bias_update_rate"] = options.expert_bias_update_rate,
-    ["model.latent_norm_eps"] = about.config.latent_norm_eps, ["model.index_k_norm_eps"] = about.config.index_k_norm_eps,
+    ["model.latent_norm_eps"] = about.config.latent_norm_eps,
+    ["model.index_k_norm_eps"] = about.config.index_k_norm_eps,
   } do config:set(key, value) end
   return config
 end

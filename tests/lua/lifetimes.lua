@@ -9,8 +9,8 @@ local small, tap = require "small", require "tap"
 local case, equal = tap.case, tap.equal
 
 local names = { "context", "config", "model", "optimizer", "step", "batch" }
-local methods = { context = "memory", config = "validate", model = "describe", optimizer = "resync", step = "metric_name",
-  batch = "tokens" }
+local methods = { context = "memory", config = "validate", model = "describe", optimizer = "resync",
+  step = "metric_name", batch = "tokens" }
 local orders = 720
 
 -- Calls f for every order of the names.
@@ -123,7 +123,8 @@ local function lives(count, one)
   collectgarbage()
   collectgarbage()
   assert(collectgarbage "count" <= lua + 16, "Lua holds more: " .. collectgarbage "count" .. " kB, was " .. lua)
-  assert(sanitized or resident() <= process + (1 << 20), "the process holds more: " .. resident() .. ", was " .. process)
+  assert(sanitized or resident() <= process + (1 << 20),
+    "the process holds more: " .. resident() .. ", was " .. process)
 end
 
 case("10,000 lives of contexts, configs, batches and errors", function()

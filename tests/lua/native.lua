@@ -43,10 +43,11 @@ end)
 case("mistakes are named", function()
   refused("cannot open ./nothing.so", glm52.native, "./nothing.so", "score", "double(ptr i32, i64)")
   refused("has no function scroe", native, "scroe", "double(ptr i32, i64)")
-  for signature, reason in pairs { ["double(ptr i32 i64)"] = "argument 1, ptr i32 i64, is none of", ["double"] =
-    "not of the form result(argument, ...)", ["long(i32)"] = "its result, long, is none of", ["void(void)"] = "argument 1, void",
-    ["f64(i32,)"] = "argument 2, , is none of", ["f64(i32) "] = false, ["f64(i32)x"] = "not of the form", ["ptr i32(i32)"] =
-    "its result, ptr i32", ["f64(i32,i32,i32,i32,i32,i32,i32,i32,i32,i32,i32,i32,i32)"] = "more than 12 arguments" } do
+  for signature, reason in pairs { ["double(ptr i32 i64)"] = "argument 1, ptr i32 i64, is none of",
+    ["double"] = "not of the form result(argument, ...)", ["long(i32)"] = "its result, long, is none of",
+    ["void(void)"] = "argument 1, void", ["f64(i32,)"] = "argument 2, , is none of", ["f64(i32) "] = false,
+    ["f64(i32)x"] = "not of the form", ["ptr i32(i32)"] = "its result, ptr i32",
+    ["f64(i32,i32,i32,i32,i32,i32,i32,i32,i32,i32,i32,i32,i32)"] = "more than 12 arguments" } do
     if reason then refused(reason, native, "score", signature) else native("score", signature) end
   end
   local score = native("score", "double(ptr i32, i64)")
@@ -80,10 +81,11 @@ end)
 
 -- ---- callbacks of recipes
 
-local shape = { vocab_size = 37, hidden_size = 20, num_hidden_layers = 2, first_k_dense_replace = 1, intermediate_size = 28,
-  moe_intermediate_size = 12, n_routed_experts = 5, num_experts_per_tok = 2, num_attention_heads = 3, q_lora_rank = 14,
-  kv_lora_rank = 10, qk_nope_head_dim = 6, qk_rope_head_dim = 4, v_head_dim = 7, index_n_heads = 2, index_head_dim = 8,
-  index_topk = 5, rope_theta = 100, initializer_range = 0.3, max_position_embeddings = 4096 }
+local shape = { vocab_size = 37, hidden_size = 20, num_hidden_layers = 2, first_k_dense_replace = 1,
+  intermediate_size = 28, moe_intermediate_size = 12, n_routed_experts = 5, num_experts_per_tok = 2,
+  num_attention_heads = 3, q_lora_rank = 14, kv_lora_rank = 10, qk_nope_head_dim = 6, qk_rope_head_dim = 4,
+  v_head_dim = 7, index_n_heads = 2, index_head_dim = 8, index_topk = 5, rope_theta = 100, initializer_range = 0.3,
+  max_position_embeddings = 4096 }
 
 -- Trains in silence; `more` is laid over the recipe.
 local function train(more)
@@ -110,7 +112,9 @@ case("a closure is the source of data, another sees each step", function()
   local run = train {
     source = function(pack)
       packs[#packs + 1] = pack
-      if pack == 1 then return { tokens = tokens(1), cu_seqlens = { 0, 5, 32 }, loss_mask = glm52.tensor("F32", tokens(2)) } end
+      if pack == 1 then
+        return { tokens = tokens(1), cu_seqlens = { 0, 5, 32 }, loss_mask = glm52.tensor("F32", tokens(2)) }
+      end
       return tokens(pack)
     end,
     on_step = function(metrics) steps[metrics.step] = metrics.loss end,
@@ -141,7 +145,8 @@ case("errors of a callback reach the caller, and what was trained is kept", func
   local own = setmetatable({}, { __tostring = function() return "my own error" end })
   equal(tap.failure(train, { source = function() error(own) end }), own)
   local packs = {}
-  local run, said = train { out = folder, resume = true, source = function(pack) packs[#packs + 1] = pack return tokens(pack) end }
+  local run, said = train { out = folder, resume = true,
+    source = function(pack) packs[#packs + 1] = pack return tokens(pack) end }
   assert(said:find "after step 3", said)
   equal(table.concat(packs, " "), "3")
   equal(run.history[1].loss, train { source = tokens }.history[4].loss)
@@ -152,7 +157,8 @@ case("mistakes of a source", function()
   refused("source gave -7 tokens for pack 2", train, { source = native("failing", "i64(i64, ptr i32, i64)") })
   refused("element 2 of the list is x, not an integer", train, { source = function() return { 1, "x" } end })
   refused("source = 3 is not a function", train, { source = 3 })
-  refused("source = glm52.native counting, i64(i64,ptr i32,i64), but the state in " .. folder .. " was trained with function", train,
+  refused("source = glm52.native counting, i64(i64,ptr i32,i64), but the state in " .. folder
+    .. " was trained with function", train,
     { out = folder, resume = true, source = native("counting", "i64(i64, ptr i32, i64)") })
 end)
 

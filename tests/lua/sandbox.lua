@@ -34,10 +34,11 @@ case("a recipe's table comes out", function()
 end)
 
 case("nothing leads to the system", function()
-  for _, expression in ipairs { "os", "io", "package", "debug", "load", "loadstring", "loadfile", "dofile", "collectgarbage",
-    "setmetatable", "getmetatable", "rawset", "coroutine", "string.dump", "string.rep", "string.find", "string.gsub",
-    "string.match", "string.gmatch", "table.sort", "table.move", "_G.os", "_G._G.io", "(''):dump()", "(''):rep(9)",
-    "('').find.x", "require 'io'", "require 'os'", "require 'glm52.core'", "glm52.native", "glm52.context", "glm52.core" } do
+  for _, expression in ipairs { "os", "io", "package", "debug", "load", "loadstring", "loadfile", "dofile",
+    "collectgarbage", "setmetatable", "getmetatable", "rawset", "coroutine", "string.dump", "string.rep",
+    "string.find", "string.gsub", "string.match", "string.gmatch", "table.sort", "table.move", "_G.os", "_G._G.io",
+    "(''):dump()", "(''):rep(9)", "('').find.x", "require 'io'", "require 'os'", "require 'glm52.core'",
+    "glm52.native", "glm52.context", "glm52.core" } do
     local got = evaluate(preamble .. "local done, value = pcall(function() return " .. expression ..
       " end)\nglm52.train { got = done and value ~= nil }").got
     equal(got, false)
@@ -82,7 +83,8 @@ end)
 case("only plain data comes out", function()
   refused("gives a function", evaluate, preamble .. "glm52.train { on_step = function() end }")
   refused("without end", evaluate, preamble .. "local t = {} t.t = t glm52.train(t)")
-  refused("more than 100000 entries", evaluate, preamble .. "local t = { 1 } for i = 1, 25 do t = { t, t } end glm52.train(t)")
+  refused("more than 100000 entries", evaluate,
+    preamble .. "local t = { 1 } for i = 1, 25 do t = { t, t } end glm52.train(t)")
   refused("trains nothing", evaluate, "local x = 1")
   refused("calls glm52.train once", evaluate, preamble .. "glm52.train {}\nglm52.train {}")
 end)

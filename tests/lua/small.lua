@@ -8,7 +8,8 @@ local options = [[{"model": {"vocab_size": 37, "hidden_size": 20, "num_hidden_la
   "num_attention_heads": 3, "q_lora_rank": 14, "kv_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4,
   "v_head_dim": 7, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 5, "rope_theta": 100,
   "initializer_range": 0.3, "max_position_embeddings": 4096},
-  "data.pack_tokens": 64, "train.microbatch_tokens": 64, "optim.lr": 1e-2, "optim.schedule": "constant", "train.seed": 3}]]
+  "data.pack_tokens": 64, "train.microbatch_tokens": 64, "optim.lr": 1e-2, "optim.schedule": "constant",
+  "train.seed": 3}]]
 
 function small.config(context)
   local config = glm52.config(context)

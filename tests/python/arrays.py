@@ -28,15 +28,16 @@ class Batches(unittest.TestCase):
 
     def test_all_kinds_of_arrays(self):
         ids = small.tokens()
-        for given in (ids, ids.astype(np.int32), ids.astype(np.uint8), ids.astype(np.uint16), ids.tolist(), tuple(ids.tolist()),
-                      array.array("q", ids.tolist()), memoryview(ids.astype(np.int32)), np.repeat(ids, 2)[::2],
-                      OldTensor(ids.copy())):
+        for given in (ids, ids.astype(np.int32), ids.astype(np.uint8), ids.astype(np.uint16), ids.tolist(),
+                      tuple(ids.tolist()), array.array("q", ids.tolist()), memoryview(ids.astype(np.int32)),
+                      np.repeat(ids, 2)[::2], OldTensor(ids.copy())):
             batch = glm52.Batch(self.context, given)
             self.assertEqual(batch["tokens"].tolist(), ids.tolist())
         self.assertEqual((len(batch), batch.documents), (40, 1))
 
     def test_masks(self):
-        for mask in (np.ones(40, bool), np.ones(40), np.ones(40, np.float16), np.ones(40, np.uint8), [1.0] * 40, [True] * 40):
+        for mask in (np.ones(40, bool), np.ones(40), np.ones(40, np.float16), np.ones(40, np.uint8), [1.0] * 40,
+                     [True] * 40):
             batch = glm52.Batch(self.context, small.tokens(), loss_mask=mask, row_mask=mask)
             self.assertEqual(batch["loss_mask"].tolist(), [1.0] * 40)
 
@@ -64,10 +65,12 @@ class Batches(unittest.TestCase):
                 ({"tokens": ids, "loss_mask": np.ones(39)}, "loss_mask has 39 values"),
                 ({"tokens": ids, "loss_mask": np.ones(40, complex)}, "loss_mask has dtype complex128"),
                 ({"loss_mask": np.ones(40)}, "tokens")):
-            with self.assertRaisesRegex(glm52.InvalidError if fields.get("tokens") is not None else glm52.Error, message):
+            with self.assertRaisesRegex(glm52.InvalidError if fields.get("tokens") is not None else glm52.Error,
+                                        message):
                 glm52.Batch(self.context, **fields)
         with self.assertRaises(TypeError):
-            glm52._glm52.batch_set(glm52.Batch(self.context)._handle, "tokens", (glm52._glm52.DTYPE_I64, ids.astype(np.int32)))
+            glm52._glm52.batch_set(glm52.Batch(self.context)._handle, "tokens",
+                                   (glm52._glm52.DTYPE_I64, ids.astype(np.int32)))
         with self.assertRaisesRegex(glm52.InvalidError, "vocabulary|token"):
             small.model(self.context).forward(glm52.Batch(self.context, [99]))
 

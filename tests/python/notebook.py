@@ -17,7 +17,8 @@ class Notebook(unittest.TestCase):
         self.assertEqual(notebook["nbformat"], 4)
         for cell in notebook["cells"]:
             if cell["cell_type"] == "code":
-                self.assertEqual((cell["outputs"], cell["execution_count"]), ([], None), "clear the outputs before a commit")
+                self.assertEqual((cell["outputs"], cell["execution_count"]), ([], None),
+                                 "clear the outputs before a commit")
         return ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
     def test_without_a_model(self):
@@ -28,9 +29,11 @@ class Notebook(unittest.TestCase):
         with glm52.Context("cpu") as context, tempfile.TemporaryDirectory() as folder:
             with open(folder + "/text", "w", encoding="utf-8") as file:
                 file.write("In the beginning was the word, and the word was with all who heard.\n" * 100)
-            model = glm52.Model(context, {"data.pack_tokens": 512, "train.microbatch_tokens": 512}, model={"preset": "tiny"})
+            model = glm52.Model(context, {"data.pack_tokens": 512, "train.microbatch_tokens": 512},
+                                model={"preset": "tiny"})
             step = glm52.Step(model, glm52.Optimizer(model, lr=3e-3, warmup=2))
-            step.run(glm52.Dataset(context, text=folder + "/text", pack_tokens=512, document_tokens=256, held_out=0), steps=10, progress=None)
+            step.run(glm52.Dataset(context, text=folder + "/text", pack_tokens=512, document_tokens=256, held_out=0),
+                     steps=10, progress=None)
             self.run_cells(lambda names: self.assertLess(names["before"], 5.0), model)
 
     def run_cells(self, check, trained=None):

@@ -49,8 +49,8 @@ class Lifetimes(unittest.TestCase):
             model, step = small.trainer(context)
             batch = small.batch(context)
             view = model[small.WEIGHT].numpy()
-        for call in (model.keys, lambda: step.run(batch), lambda: len(batch), lambda: context.device, lambda: step.metrics,
-                     lambda: small.config(context)):
+        for call in (model.keys, lambda: step.run(batch), lambda: len(batch), lambda: context.device,
+                     lambda: step.metrics, lambda: small.config(context)):
             with self.assertRaises(glm52.HandleError) as caught:
                 call()
             self.assertIn("closed", str(caught.exception))

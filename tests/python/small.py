@@ -8,13 +8,13 @@ import glm52
 
 SHAPE = {
     "vocab_size": 37, "hidden_size": 20, "num_hidden_layers": 4, "first_k_dense_replace": 1, "intermediate_size": 28,
-    "moe_intermediate_size": 12, "n_routed_experts": 5, "num_experts_per_tok": 2, "num_attention_heads": 3, "q_lora_rank": 14,
-    "kv_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 7, "index_n_heads": 2, "index_head_dim": 8,
-    "index_topk": 5, "indexer_types": ["full", "full", "shared", "full"], "rope_theta": 100, "initializer_range": 0.3,
-    "max_position_embeddings": 4096,
+    "moe_intermediate_size": 12, "n_routed_experts": 5, "num_experts_per_tok": 2, "num_attention_heads": 3,
+    "q_lora_rank": 14, "kv_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 7,
+    "index_n_heads": 2, "index_head_dim": 8, "index_topk": 5, "indexer_types": ["full", "full", "shared", "full"],
+    "rope_theta": 100, "initializer_range": 0.3, "max_position_embeddings": 4096,
 }
-OPTIONS = {"model": SHAPE, "data.pack_tokens": 64, "train.microbatch_tokens": 64, "optim.lr": 1e-2, "optim.schedule": "constant",
-           "train.seed": 3}
+OPTIONS = {"model": SHAPE, "data.pack_tokens": 64, "train.microbatch_tokens": 64, "optim.lr": 1e-2,
+           "optim.schedule": "constant", "train.seed": 3}
 WEIGHT = "model.layers.1.self_attn.q_b_proj.weight"
 SOURCE = os.environ.get("GLM52_SOURCE", os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 

@@ -1,5 +1,6 @@
-"""What calls cost from Python: getters of a C struct's worth below two microseconds (best of many runs, for the machine may be busy),
-and around the library's own time for a training step less than 1 % of it. tests/bench/python_step.py measures against a C program."""
+"""What calls cost from Python: getters of a C struct's worth below two microseconds (best of many runs, for the machine
+may be busy), and around the library's own time for a training step less than 1 % of it. tests/bench/python_step.py
+measures against a C program."""
 import statistics
 import time
 import timeit
@@ -17,9 +18,10 @@ class Overhead(unittest.TestCase):
             model, step = small.trainer(context)
             batch = small.batch(context)
             metrics = step.run(batch)
-            calls = {"context.memory": lambda: context.memory, "len(batch)": lambda: len(batch), "metrics.loss": lambda: metrics.loss,
-                     "step.metric('loss')": lambda: step.metric("loss"), "model.size": lambda: model.size,
-                     "batch.closed": lambda: batch.closed, "config_get": lambda: step.config._handle and
+            calls = {"context.memory": lambda: context.memory, "len(batch)": lambda: len(batch),
+                     "metrics.loss": lambda: metrics.loss, "step.metric('loss')": lambda: step.metric("loss"),
+                     "model.size": lambda: model.size, "batch.closed": lambda: batch.closed,
+                     "config_get": lambda: step.config._handle and
                      glm52._glm52.config_get(step.config._handle, "optim.lr")}
             for name, call in calls.items():
                 best = min(timeit.repeat(call, number=500, repeat=100)) / 500 * 1e6
@@ -41,5 +43,6 @@ class Overhead(unittest.TestCase):
 
             step.run((batch for _ in range(11)), progress=None, on_step=on_step)
             share = statistics.median(around) / statistics.median(inside)
-            print(f"# around a step of {1e3 * statistics.median(inside):.1f} ms: {1e6 * statistics.median(around):.0f} us, {100 * share:.3f} %")
+            print(f"# around a step of {1e3 * statistics.median(inside):.1f} ms: "
+                  f"{1e6 * statistics.median(around):.0f} us, {100 * share:.3f} %")
             self.assertLess(share, 0.01)

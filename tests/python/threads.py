@@ -129,8 +129,9 @@ class Cancelling(unittest.TestCase):
         self.assertEqual(more[0].step, len(caught.exception.history) + 1)
 
     def interrupted(self, step, batch, delay, interrupt):
-        """A run that is interrupted after `delay` seconds. Python drops what a signal handler raises in a weak reference's callback,
-        and a collection may call one at any moment: then another interrupt comes, and is counted."""
+        """A run that is interrupted after `delay` seconds. Python drops what a signal handler raises in a weak
+        reference's callback, and a collection may call one at any moment: then another interrupt comes, and is
+        counted."""
         ended = threading.Event()
 
         def work():
@@ -225,6 +226,6 @@ class Cancelling(unittest.TestCase):
         # The interpreter ends the thread within a call, whose memory nobody can release: no leak to report.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([here, os.environ.get("PYTHONPATH", "")]),
                        "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0"}
-        done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=100,
-                              check=False)
+        done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True,
+                              timeout=100, check=False)
         self.assertEqual((done.returncode, done.stdout), (0, "done\n"), done.stderr)

@@ -15,14 +15,16 @@ def trajectory_options(about):
     options, muon, adamw = about["options"], about["options"]["muon"], about["options"]["adamw"]
     return {
         "train.microbatch_tokens": 24, "data.pack_tokens": 24, "mtp.depths": options["depths"],
-        "mtp.factor": options["mtp_loss_scaling_factor"], "mtp.detach_heads": options["mtp_detach_heads"], "mtp.share": "index_kv",
-        "indexer_loss.kind": options["indexer_kl"], "indexer_loss.coeff": options["indexer_kl_coeff"], "optim.policy": "glm5",
+        "mtp.factor": options["mtp_loss_scaling_factor"], "mtp.detach_heads": options["mtp_detach_heads"],
+        "mtp.share": "index_kv", "indexer_loss.kind": options["indexer_kl"],
+        "indexer_loss.coeff": options["indexer_kl_coeff"], "optim.policy": "glm5",
         "optim.muon_momentum": muon["momentum"], "optim.muon_convention": muon["momentum_convention"],
         "optim.muon_nesterov": muon["nesterov"], "optim.muon_coefficients": muon["coefficient_type"],
-        "optim.muon_steps": muon["ns_steps"], "optim.muon_scale": muon["extra_scale"], "optim.muon_rope": muon["q_b_rope"],
-        "optim.weight_decay": muon["weight_decay"], "optim.beta1": adamw["beta1"], "optim.beta2": adamw["beta2"],
-        "optim.epsilon": adamw["eps"], "train.clip": options["clip_global_norm"],
-        "moe.bias_update_rate": options["expert_bias_update_rate"], "model.latent_norm_eps": about["config"]["latent_norm_eps"],
+        "optim.muon_steps": muon["ns_steps"], "optim.muon_scale": muon["extra_scale"],
+        "optim.muon_rope": muon["q_b_rope"], "optim.weight_decay": muon["weight_decay"], "optim.beta1": adamw["beta1"],
+        "optim.beta2": adamw["beta2"], "optim.epsilon": adamw["eps"], "train.clip": options["clip_global_norm"],
+        "moe.bias_update_rate": options["expert_bias_update_rate"],
+        "model.latent_norm_eps": about["config"]["latent_norm_eps"],
         "model.index_k_norm_eps": about["config"]["index_k_norm_eps"],
     }
 
@@ -53,7 +55,8 @@ class SameAsC(unittest.TestCase):
         if not os.path.exists(program):
             self.skipTest("there is no bench-c-step")
         done = subprocess.run([program, text], input="\n" * 4, capture_output=True, text=True, check=True)
-        options = {"data.pack_tokens": 2048, "data.document_tokens": 256, "train.microbatch_tokens": 2048, "data.text": text}
+        options = {"data.pack_tokens": 2048, "data.document_tokens": 256, "train.microbatch_tokens": 2048,
+                   "data.text": text}
         with glm52.Context("cpu") as context:
             model = glm52.Model(context, options, model={"preset": "tiny"})
             step = glm52.Step(model, glm52.Optimizer(model))
@@ -117,8 +120,9 @@ class Running(unittest.TestCase):
             file.write("In the beginning was the word. " * 300)
             file.flush()
             data = glm52.Dataset(self.context, text=file.name, pack_tokens=64, document_tokens=32, held_out=0.1)
-            model = glm52.Model(self.context, {"model": {**small.SHAPE, "vocab_size": 256}, "train.microbatch_tokens": 64, "data.pack_tokens": 64,
-                                               "optim.lr": 1e-2, "optim.schedule": "constant"})
+            model = glm52.Model(self.context, {"model": {**small.SHAPE, "vocab_size": 256},
+                                               "train.microbatch_tokens": 64, "data.pack_tokens": 64, "optim.lr": 1e-2,
+                                               "optim.schedule": "constant"})
             step = glm52.Step(model, glm52.Optimizer(model))
             before = step.evaluate(data, packs=3)
             history = step.run(data, steps=12, progress=None)
@@ -261,7 +265,8 @@ class State(unittest.TestCase):
         with self.assertRaisesRegex(glm52.StateError, "views of gradients"):
             step.set_stage(attention="sparse")
         del view
-        step.set_stage(attention="dense", train_only="indexer", indexer_loss={"kind": "dense", "coeff": 1.0}, stage="warmup")
+        step.set_stage(attention="dense", train_only="indexer", indexer_loss={"kind": "dense", "coeff": 1.0},
+                       stage="warmup")
         self.assertIn("stage=warmup", repr(model))
         before = model[small.WEIGHT].numpy().copy()
         self.assertGreater(step.run(batch)["indexer_loss"], 0)

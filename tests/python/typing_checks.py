@@ -16,8 +16,9 @@ class Types(unittest.TestCase):
     def mypy(self, *paths):
         if not shutil.which("mypy"):
             self.skipTest("there is no mypy")
-        done = subprocess.run(["mypy", "--config-file", os.path.join(small.SOURCE, "pyproject.toml"), "--python-executable",
-                               sys.executable, "--cache-dir", os.devnull, *paths], capture_output=True, text=True, check=False,
+        done = subprocess.run(["mypy", "--config-file", os.path.join(small.SOURCE, "pyproject.toml"),
+                               "--python-executable", sys.executable, "--cache-dir", os.devnull, *paths],
+                              capture_output=True, text=True, check=False,
                               cwd=os.path.dirname(PACKAGE))
         return done.returncode, done.stdout + done.stderr
 
@@ -30,7 +31,8 @@ class Types(unittest.TestCase):
         import tempfile
 
         right = ("import glm52\nwith glm52.Context() as c:\n    m = glm52.Model.load(c, 'x')\n"
-                 "    s = glm52.Step(m, glm52.Optimizer(m, lr=1e-3))\n    loss: float = s.run(glm52.Batch(c, [1])).loss\n"
+                 "    s = glm52.Step(m, glm52.Optimizer(m, lr=1e-3))\n"
+                 "    loss: float = s.run(glm52.Batch(c, [1])).loss\n"
                  "    h: glm52.History = s.run(glm52.Dataset(c, text='t'), steps=3)\n")
         for text, expected in ((right, 0), (right + "    s.runs()\n", 1), (right + "    m.save(3)\n", 1)):
             with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
@@ -58,5 +60,6 @@ class Types(unittest.TestCase):
             self.assertTrue(thing.__doc__, name)
         for kind in (glm52.Context, glm52.Config, glm52.Model, glm52.Batch, glm52.Dataset, glm52.Optimizer, glm52.Step):
             for name, thing in vars(kind).items():
-                if not name.startswith("_") and callable(thing) and name not in ("close", "keys", "items", "copy", "parameters"):
+                if (not name.startswith("_") and callable(thing)
+                        and name not in ("close", "keys", "items", "copy", "parameters")):
                     self.assertTrue(thing.__doc__, f"{kind.__name__}.{name}")

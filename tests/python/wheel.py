@@ -73,7 +73,8 @@ class Wheel(unittest.TestCase):
 
     def test_with_numpy_2(self):
         python = self.venv("numpy2")
-        got = subprocess.run([python, "-m", "pip", "install", "--quiet", "--retries", "1", "--timeout", "10", "numpy>=2"],
+        got = subprocess.run([python, "-m", "pip", "install", "--quiet", "--retries", "1", "--timeout", "10",
+                              "numpy>=2"],
                              capture_output=True, check=False, env=self.outside)
         if got.returncode:
             self.skipTest("no numpy 2 can be had here")

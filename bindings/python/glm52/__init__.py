@@ -17,9 +17,9 @@ from . import _glm52
 from ._arrays import Tensor
 from ._context import Config, Context, Memory, Option, options
 from ._data import Batch, Dataset
-from ._errors import (AgainError, CallbackError, Cancelled, CommunicationError, CorruptError, DeviceError, Error, FileError,
-                      HandleError, InternalError, InvalidError, NumericError, OutOfMemoryError, StateError, TimeoutError_,
-                      UnsupportedError, VersionError)
+from ._errors import (AgainError, CallbackError, Cancelled, CommunicationError, CorruptError, DeviceError, Error,
+                      FileError, HandleError, InternalError, InvalidError, NumericError, OutOfMemoryError, StateError,
+                      TimeoutError_, UnsupportedError, VersionError)
 from ._metrics import History, Metrics
 from ._model import Model, Parameter
 from ._plan import Plan, Row
@@ -44,8 +44,9 @@ def device_count(kind: str) -> int:
 
 
 __all__ = [
-    "AgainError", "Batch", "CallbackError", "Cancelled", "CommunicationError", "Config", "Context", "CorruptError", "Dataset",
-    "DeviceError", "Error", "FileError", "HandleError", "History", "InternalError", "InvalidError", "Memory", "Metrics", "Model",
-    "NumericError", "Optimizer", "Option", "OutOfMemoryError", "Parameter", "Plan", "Row", "StateError", "Step", "Tensor",
-    "TimeoutError_", "UnsupportedError", "VersionError", "build_info", "device_count", "feature", "options",
+    "AgainError", "Batch", "CallbackError", "Cancelled", "CommunicationError", "Config", "Context", "CorruptError",
+    "Dataset", "DeviceError", "Error", "FileError", "HandleError", "History", "InternalError", "InvalidError",
+    "Memory", "Metrics", "Model", "NumericError", "Optimizer", "Option", "OutOfMemoryError", "Parameter", "Plan",
+    "Row", "StateError", "Step", "Tensor", "TimeoutError_", "UnsupportedError", "VersionError", "build_info",
+    "device_count", "feature", "options",
 ]

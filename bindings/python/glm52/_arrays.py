@@ -96,7 +96,8 @@ class Tensor:
             raise InvalidError("this tensor lies on a device, numpy sees host memory only", "use from_dlpack()")
 
     def numpy(self, dtype: Optional[str] = None) -> "np.ndarray[Any, Any]":
-        """A view as it is held, or a copy as "f32" or "f64". bf16, which numpy lacks: "f32" converts, "u16" shows the bits."""
+        """A view as it is held, or a copy as "f32" or "f64". bf16, which numpy lacks: "f32" converts,
+        "u16" shows the bits."""
         self._on_host()
         address, held, _, shape = self._view
         if held == _glm52.DTYPE_BF16:
@@ -104,7 +105,8 @@ class Tensor:
             if dtype in ("u16", "bits"):
                 return bits
             if dtype is None:
-                raise InvalidError("numpy has no bf16", "numpy(dtype=\"f32\") converts, numpy(dtype=\"u16\") shows the bits")
+                raise InvalidError("numpy has no bf16",
+                                   "numpy(dtype=\"f32\") converts, numpy(dtype=\"u16\") shows the bits")
             wide: "np.ndarray[Any, Any]" = (bits.astype(np.uint32) << 16).view(np.float32)
             return wide if dtype == "f32" else wide.astype(_named(dtype))
         array: "np.ndarray[Any, Any]" = np.asarray(_Memory(self._keeper, address, _NUMPY[held], shape, self.read_only))

@@ -16,7 +16,8 @@ Options = Mapping[str, Any]
 
 
 class Handle:
-    """What all objects of the library share: they are closed at the end of `with`, by close(), or when nobody holds them.
+    """What all objects of the library share: they are closed at the end of `with`, by close(),
+    or when nobody holds them.
 
     They keep what they need, so they may die in any order.
     """
@@ -59,8 +60,8 @@ class Context(Handle):
 
     device   "cpu", "meta" (counts memory and FLOPs, computes nothing), "cuda", "cuda:1", or "auto"
     threads  of the CPU; 0: as many as OpenMP offers
-    log      a logging.Logger, a function of (level, text) with the levels of logging, or None for silence. It is called by
-             the thread that makes a call, during it or right after it.
+    log      a logging.Logger, a function of (level, text) with the levels of logging, or None for silence. It is
+             called by the thread that makes a call, during it or right after it.
 
     At the end of `with`, or by close(), all that was made from it is closed too; arrays made from views stay valid. Its
     objects may be used by several threads: their calls wait for each other.
@@ -73,7 +74,8 @@ class Context(Handle):
         self._work.deliver()
 
     def cancel(self) -> None:
-        """Makes the call that runs on this context, or else the next one that can be cancelled, raise Cancelled. Any thread."""
+        """Makes the call that runs on this context, or else the next one that can be cancelled, raise Cancelled.
+        Any thread."""
         _glm52.context_cancel(self._handle)
 
     @property
@@ -112,7 +114,8 @@ def options(pattern: str = "") -> List[Option]:
 
 
 def flatten(given: Options, section: str = "") -> Dict[str, Any]:
-    """{"train": {"steps": 9}} and {"train.steps": 9} to the latter. Names without a dot get `section`; None is left out."""
+    """{"train": {"steps": 9}} and {"train.steps": 9} to the latter. Names without a dot get `section`;
+    None is left out."""
     flat: Dict[str, Any] = {}
     for key, value in given.items():
         name = str(key)
@@ -160,7 +163,8 @@ class Config(Handle):
     def load_hub(self, path: "Union[str, os.PathLike[str]]") -> None:
         """Takes the model section from a hub directory or its config.json. Options that were set win over it."""
         path = os.fspath(path)
-        self._work(_glm52.config_load_hub, self._handle, os.path.join(path, "config.json") if os.path.isdir(path) else path)
+        self._work(_glm52.config_load_hub, self._handle,
+                   os.path.join(path, "config.json") if os.path.isdir(path) else path)
 
     def load_json(self, text: str) -> None:
         """Applies a JSON object of options; nothing is changed on failure."""
@@ -202,7 +206,8 @@ class Config(Handle):
 
     def _repr(self) -> str:
         defaults = {o.key: o.default for o in options()}
-        changed = [f"{key}={text}" for key in defaults if (text := _glm52.config_get(self._handle, key)) != defaults[key]]
+        changed = [f"{key}={text}" for key in defaults
+                   if (text := _glm52.config_get(self._handle, key)) != defaults[key]]
         return ", ".join(changed[:6]) + (f", {len(changed) - 6} more" if len(changed) > 6 else "")
 
 

@@ -12,7 +12,8 @@ from ._model import _config_of
 
 
 class Batch(Handle):
-    """One packed row of documents. Arrays are numpy's, of the buffer protocol, DLPack's in host memory, or lists; copied.
+    """One packed row of documents. Arrays are numpy's, of the buffer protocol, DLPack's in host memory, or lists;
+    copied.
 
     tokens      [T] integers, 0 <= id < vocabulary
     cu_seqlens  [documents + 1] integers: first row of each document, and T. Default [0, T]
@@ -21,8 +22,8 @@ class Batch(Handle):
     row_mask    [T] numbers, 0 for rows that count nowhere else either. Default 1
     """
 
-    def __init__(self, context: Context, tokens: Any = None, *, cu_seqlens: Any = None, labels: Any = None, loss_mask: Any = None,
-                 row_mask: Any = None) -> None:
+    def __init__(self, context: Context, tokens: Any = None, *, cu_seqlens: Any = None, labels: Any = None,
+                 loss_mask: Any = None, row_mask: Any = None) -> None:
         self.context, self._work = context, context._work
         self._handle = _glm52.batch_create(context._handle)
         context._children.add(self)
@@ -31,7 +32,8 @@ class Batch(Handle):
     def set(self, *, tokens: Any = None, cu_seqlens: Any = None, labels: Any = None, loss_mask: Any = None,
             row_mask: Any = None) -> None:
         """Sets fields; new tokens clear all others."""
-        fields = {"tokens": tokens, "cu_seqlens": cu_seqlens, "labels": labels, "loss_mask": loss_mask, "row_mask": row_mask}
+        fields = {"tokens": tokens, "cu_seqlens": cu_seqlens, "labels": labels, "loss_mask": loss_mask,
+                  "row_mask": row_mask}
         for name, value in fields.items():
             if value is not None:
                 typed = weights(name, value) if name.endswith("mask") else integers(name, value)
@@ -61,7 +63,8 @@ class Dataset(Handle):
     """
 
     def __init__(self, context: Context, config: Union[Config, Options, None] = None, **options: Any) -> None:
-        sections = {key if "." in key or isinstance(value, dict) else f"data.{key}": value for key, value in options.items()}
+        sections = {key if "." in key or isinstance(value, dict) else f"data.{key}": value
+                    for key, value in options.items()}
         self.context, self._work = context, context._work
         self.config = _config_of(context, config, sections)
         if not self.config["model.vocab_size"]:  # a dataset of bytes needs no more of a model

@@ -99,7 +99,8 @@ class CommunicationError(Error, ConnectionError):
 class Cancelled(Error, KeyboardInterrupt):
     """The call was cancelled: by Context.cancel(), or a run of many steps by Ctrl-C.
 
-    It is a KeyboardInterrupt, so that what handles Ctrl-C handles it. `history` holds the steps of a run that were done.
+    It is a KeyboardInterrupt, so that what handles Ctrl-C handles it.
+    `history` holds the steps of a run that were done.
     """
 
     status, name = -11, "GLM52_E_CANCELLED"
@@ -138,8 +139,9 @@ class InternalError(Error):
 
 _CLASSES: Dict[int, Type[Error]] = {
     c.status: c
-    for c in (OutOfMemoryError, InvalidError, StateError, HandleError, FileError, CorruptError, VersionError, UnsupportedError,
-              DeviceError, CommunicationError, Cancelled, TimeoutError_, NumericError, CallbackError, AgainError, InternalError)
+    for c in (OutOfMemoryError, InvalidError, StateError, HandleError, FileError, CorruptError, VersionError,
+              UnsupportedError, DeviceError, CommunicationError, Cancelled, TimeoutError_, NumericError, CallbackError,
+              AgainError, InternalError)
 }
 
 

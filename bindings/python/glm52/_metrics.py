@@ -137,7 +137,8 @@ def running_mean(values: Sequence[float], weight: float) -> List[float]:
 
 
 class Progress:
-    """Shows a run: a tqdm bar, plain lines, or nothing. "auto": a bar if there is tqdm and someone to watch it, else lines."""
+    """Shows a run: a tqdm bar, plain lines, or nothing. "auto": a bar if there is tqdm and someone to watch it,
+    else lines."""
 
     def __init__(self, steps: Optional[int], kind: Any) -> None:
         self.steps, self.bar, self.lines, self.shown = steps, None, kind == "lines", 0.0
@@ -151,7 +152,8 @@ class Progress:
 
     def show(self, metrics: Metrics, done: int) -> None:
         if self.bar is not None:
-            self.bar.set_postfix_str(f"loss {metrics.loss:.4f}, {metrics.tokens_per_second:.0f} tokens/s", refresh=False)
+            self.bar.set_postfix_str(f"loss {metrics.loss:.4f}, {metrics.tokens_per_second:.0f} tokens/s",
+                                     refresh=False)
             self.bar.update()
         elif self.lines:
             self._line(metrics, done)

@@ -24,8 +24,8 @@ _SAVED = {None: 0, "f32": _glm52.DTYPE_F32, "bf16": _glm52.DTYPE_BF16}
 class Parameter:
     """One parameter: name, shape, dtype, value, gradient, and policy: "muon", "adamw" or "none" by the model's config.
 
-    `value` and `gradient` are views without a copy (glm52.Tensor). The value is read-only once an optimizer exists, which may
-    hold masters of it: assign() writes it and tells the optimizer.
+    `value` and `gradient` are views without a copy (glm52.Tensor). The value is read-only once an optimizer exists,
+    which may hold masters of it: assign() writes it and tells the optimizer.
     """
 
     def __init__(self, model: "Model", index: int) -> None:
@@ -48,7 +48,8 @@ class Parameter:
         view: View = _glm52.model_parameter(self.model._handle, self.index)[3]
         step = self.model._training_step()
         if step is None or not view[0]:
-            raise StateError(f"{self.name} has no gradient", "a Step with an Optimizer has them, for what its stage trains")
+            raise StateError(f"{self.name} has no gradient",
+                             "a Step with an Optimizer has them, for what its stage trains")
         return Tensor(_glm52.keep(step._handle), view, True)
 
     def numpy(self, dtype: Optional[str] = None) -> "np.ndarray[Any, Any]":
@@ -80,8 +81,8 @@ class Parameter:
 class Model(Handle):
     """A GLM-5.2 on a context. Model(ctx, config) begins at random values, Model.load() reads a hub directory.
 
-    model["model.layers.3.self_attn.q_b_proj.weight"] is a parameter; iterating gives their names. `config` is what it was
-    made with; further keywords are options ("optim.lr" as **{"optim.lr": ...}, or optim={"lr": ...}).
+    model["model.layers.3.self_attn.q_b_proj.weight"] is a parameter; iterating gives their names. `config` is what it
+    was made with; further keywords are options ("optim.lr" as **{"optim.lr": ...}, or optim={"lr": ...}).
     """
 
     def __init__(self, context: Context, config: Union[Config, Options, None] = None, **options: Any) -> None:
@@ -89,7 +90,8 @@ class Model(Handle):
         self._handle = self._work(_glm52.model_create, context._handle, self.config._handle)
 
     @classmethod
-    def load(cls, context: Context, directory: Path, config: Union[Config, Options, None] = None, **options: Any) -> "Model":
+    def load(cls, context: Context, directory: Path, config: Union[Config, Options, None] = None,
+             **options: Any) -> "Model":
         """Reads a hub directory (config.json, safetensors). The model section of `config` yields to the directory's.
 
         Without a config, the learning rate of its optimizers is constant after warm-up unless they are told otherwise.
@@ -98,7 +100,8 @@ class Model(Handle):
         base = Config(context, None if config else {"optim.schedule": "constant"})
         if isinstance(config, Config):
             need_same(context, config.context, "config")
-            base.update({key: value for key, value in config.items() if not key.startswith("model.") and value is not None})
+            base.update({key: value for key, value in config.items()
+                         if not key.startswith("model.") and value is not None})
         elif config is not None:
             base.update(config)
         base.update(options)
@@ -172,8 +175,9 @@ class Model(Handle):
     def forward(self, batch: "Batch", outputs: Union[str, Iterable[str]] = "loss") -> Dict[str, "np.ndarray[Any, Any]"]:
         """Runs the model without gradients and returns what `outputs` names, as arrays.
 
-        logits, ce_rows, loss, final_hidden, and with a layer's number or * (all layers) hidden., topk. (selected keys, -1
-        padded), index_scores., router_logits., router_idx., router_w.; per MTP depth mtp_logits., mtp_ce_rows. and others.
+        logits, ce_rows, loss, final_hidden, and with a layer's number or * (all layers) hidden., topk. (selected
+        keys, -1 padded), index_scores., router_logits., router_idx., router_w.; per MTP depth mtp_logits.,
+        mtp_ce_rows. and others.
         """
         names = outputs.split() if isinstance(outputs, str) else list(outputs)
         self._work(_glm52.model_forward, self._handle, batch._handle, " ".join(names))
@@ -191,14 +195,15 @@ class Model(Handle):
         if not name.endswith("*"):
             return [name]
         stems = ["logits", "loss", "ce_rows", "final_hidden", "tv_rows"]
-        per_layer = ["hidden.", "topk.", "index_scores.", "router_logits.", "router_idx.", "router_w.", "mtp_logits.", "mtp_out.",
-                     "mtp_ce_rows.", "mtp_topk.", "mtp_hidden.", "mtp_index_scores.", "mtp_router_logits.", "mtp_router_idx.",
-                     "mtp_router_w.", "mtp_alpha."]
+        per_layer = ["hidden.", "topk.", "index_scores.", "router_logits.", "router_idx.", "router_w.", "mtp_logits.",
+                     "mtp_out.", "mtp_ce_rows.", "mtp_topk.", "mtp_hidden.", "mtp_index_scores.", "mtp_router_logits.",
+                     "mtp_router_idx.", "mtp_router_w.", "mtp_alpha."]
         layers = max(int(self.config["model.num_hidden_layers"]), 16)
         every = stems + [f"{stem}{i}" for stem in per_layer for i in range(layers)]
         return [one for one in every if one.startswith(name[:-1])]
 
-    def generate(self, prompt: Any, tokens: int = 100, *, temperature: float = 0.0, seed: int = 0) -> "np.ndarray[Any, Any]":
+    def generate(self, prompt: Any, tokens: int = 100, *, temperature: float = 0.0,
+                 seed: int = 0) -> "np.ndarray[Any, Any]":
         """Continues token ids (or the bytes of a text) by up to `tokens`; temperature 0 takes the likeliest."""
         if isinstance(prompt, str):
             prompt = prompt.encode()

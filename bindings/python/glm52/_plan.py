@@ -5,8 +5,8 @@ from typing import Any, Dict, Iterator, List, NamedTuple
 
 
 class Row(NamedTuple):
-    """section "memory": amount is bytes of the class `name`. section "flops": amount is FLOPs of the operation in one step,
-    calls how often it ran, bytes what it read and wrote."""
+    """section "memory": amount is bytes of the class `name`. section "flops": amount is FLOPs of the operation in one
+    step, calls how often it ran, bytes what it read and wrote."""
 
     section: str
     name: str

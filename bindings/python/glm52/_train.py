@@ -23,12 +23,12 @@ class Optimizer(Handle):
     lr        learning rate after warm-up
     policy    "adamw", or "glm5": Muon per head for matrices, AdamW for the rest
     schedule  "constant", "cosine", "linear" or "wsd"
-    Further keywords are options of the optim section: Optimizer(model, lr=2e-4, warmup=20, weight_decay=0.1). What is not
-    given comes from the config of the model.
+    Further keywords are options of the optim section: Optimizer(model, lr=2e-4, warmup=20, weight_decay=0.1). What is
+    not given comes from the config of the model.
     """
 
-    def __init__(self, model: Model, config: Optional[Config] = None, *, lr: Optional[float] = None, policy: Optional[str] = None,
-                 schedule: Optional[str] = None, **options: Any) -> None:
+    def __init__(self, model: Model, config: Optional[Config] = None, *, lr: Optional[float] = None,
+                 policy: Optional[str] = None, schedule: Optional[str] = None, **options: Any) -> None:
         given = {"lr": lr, "policy": policy, "schedule": schedule, **options}
         self.model, self._work = model, model._work
         self.config = derived(config or model.config, given, "optim")
@@ -54,8 +54,8 @@ class Step(Handle):
     """The training step: made once, with all memory it will need, then run.
 
     recompute  "auto": keeps activations if they fit into the memory that is free; "none", "light", "layers"
-    Further keywords are options of the train section: Step(model, opt, microbatches=4, microbatch_tokens=4096, clip=1.0).
-    optimizer=None is for evaluation only. `history` holds the metrics of all updates so far.
+    Further keywords are options of the train section: Step(model, opt, microbatches=4, microbatch_tokens=4096,
+    clip=1.0). optimizer=None is for evaluation only. `history` holds the metrics of all updates so far.
     """
 
     def __init__(self, model: Model, optimizer: Optional[Optimizer] = None, config: Optional[Config] = None, *,
@@ -92,11 +92,12 @@ class Step(Handle):
 
         run(batch), run([batch, ...])   one update over these microbatches; returns its Metrics
         run(dataset, steps=200)         many updates of train.microbatches packs each; returns their History
-        run(iterable, steps=200)        the same with an iterable (a generator, say) of batches or lists of batches; it may
-                                        also end earlier
-        progress is "auto" (tqdm in a terminal or notebook, plain lines elsewhere or without tqdm), "tqdm", "lines" or None.
-        on_step gets the Metrics of each update; when it returns False the run ends. What it or the iterable raises goes on to
-        the caller.
+        run(iterable, steps=200)        the same with an iterable (a generator, say) of batches or lists of batches;
+                                        it may also end earlier
+        progress is "auto" (tqdm in a terminal or notebook, plain lines elsewhere or without tqdm), "tqdm", "lines" or
+        None.
+        on_step gets the Metrics of each update; when it returns False the run ends. What it or the iterable raises
+        goes on to the caller.
         Ctrl-C raises Cancelled, a KeyboardInterrupt: parameters and optimizer are then as after the last whole update.
         """
         if isinstance(data, Batch):
@@ -108,7 +109,8 @@ class Step(Handle):
                 raise InvalidError("a dataset never ends: say how many steps", "step.run(dataset, steps=200)")
             data = self._groups(data)
         if not isinstance(data, Iterable):
-            raise InvalidError(f"step.run takes batches, a dataset or an iterable of batches, not {type(data).__name__}")
+            raise InvalidError("step.run takes batches, a dataset or an iterable of batches, not "
+                               f"{type(data).__name__}")
         return self._loop(iter(data), steps, Progress(steps, progress), on_step)
 
     def _update(self, batches: Sequence[Batch]) -> Metrics:
@@ -187,17 +189,19 @@ class Step(Handle):
         self._work(_glm52.step_save, self._handle, os.fspath(directory))
 
     def resume(self, directory: Path, dataset: Optional[Dataset] = None) -> int:
-        """Takes all that from a directory that save() wrote, and seeks the dataset. Returns the number of its next pack."""
+        """Takes all that from a directory that save() wrote, and seeks the dataset.
+        Returns the number of its next pack."""
         packs = int(self._work(_glm52.step_resume, self._handle, os.fspath(directory)))
         if dataset is not None:
             dataset.seek(packs)
         return packs
 
     def set_stage(self, config: Optional[Config] = None, **options: Any) -> None:
-        """Goes on under other options of the same model: step.set_stage(stage="sparse", indexer_loss={"kind": "sparse"}).
+        """Goes on under other options of the same model:
+        step.set_stage(stage="sparse", indexer_loss={"kind": "sparse"}).
 
-        Keywords are options of the train section, or whole sections. Optimizer state of parameters trained before and after
-        is kept; other state begins at zero. Arrays over gradients must be gone: their memory moves.
+        Keywords are options of the train section, or whole sections. Optimizer state of parameters trained before and
+        after is kept; other state begins at zero. Arrays over gradients must be gone: their memory moves.
         """
         if _glm52.kept_gradients(self._handle):
             raise StateError("views of gradients are alive, and a stage moves the gradients",

@@ -1,8 +1,8 @@
 """Long calls: they leave the GIL to others, and the main thread to its signal handlers.
 
 A signal handler of Python runs in the main thread only, between two of its instructions. A call made there is therefore
-done by a helper thread while the main thread waits; when a handler raises (Ctrl-C: KeyboardInterrupt), that call alone is
-cancelled, waited for, and the handler's exception goes on. Calls of other threads run where they are.
+done by a helper thread while the main thread waits; when a handler raises (Ctrl-C: KeyboardInterrupt), that call
+alone is cancelled, waited for, and the handler's exception goes on. Calls of other threads run where they are.
 """
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _LOOK_EVERY = 0.1  # seconds between looks for messages, and for signals that an
 
 
 class _Job:
-    """A call for the helper. Who gets `claim` decides: the helper, and it runs, or else the waiting thread, and it never does.
-    `done` is released at its end."""
+    """A call for the helper. Who gets `claim` decides: the helper, and it runs, or else the waiting thread, and it
+    never does. `done` is released at its end."""
 
     def __init__(self, function: Callable[..., Any], arguments: Tuple[Any, ...]) -> None:
         self.function, self.arguments = function, arguments
