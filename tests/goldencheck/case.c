@@ -12,7 +12,8 @@
 
 /* Of the largest magnitude, for float tensors without atol. */
 static const double default_tolerance = 2e-4;
-/* Of a bf16 run, on the tolerance of fp32: 2^17 times the error that fp32 makes. Transformers in bf16 stays within 4100. */
+/* Of a bf16 run, on the tolerance of fp32: 2^17 times the error that fp32 makes.
+ * Transformers in bf16 stays within 4100. */
 static const double bf16_band = 6500;
 
 void *must_allocate(size_t count, size_t size)
@@ -264,7 +265,8 @@ static void report_floats(struct golden_case *c, const char *label, const struct
         printf("  bf16, own sides: %-56s error %-10.3g tolerance %-10.3g shown\n", label, error, tolerance);
         return;
     }
-    printf("  %s%-*s error %-10.3g tolerance %-10.3g", c->bf16 ? "bf16 " : "", c->bf16 ? 67 : 72, label, error, tolerance);
+    printf("  %s%-*s error %-10.3g tolerance %-10.3g", c->bf16 ? "bf16 " : "", c->bf16 ? 67 : 72, label, error,
+           tolerance);
     if (!judged) {
         printf(" not judged\n");
         return;
@@ -296,7 +298,8 @@ void compare_first(struct golden_case *c, const char *name, const double *got, i
 
     if (!case_array(c, name, &expected)) return;
     if (expected.count >= count) {
-        double tolerance = json_is_number(atol) ? json_number_value(atol) : default_tolerance * largest(expected.value, count);
+        double tolerance = json_is_number(atol) ? json_number_value(atol)
+                                                : default_tolerance * largest(expected.value, count);
         expected.count = count;
         report_floats(c, name, &expected, got, count, tolerance);
     } else {

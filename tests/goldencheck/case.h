@@ -16,7 +16,7 @@ struct golden_case {
     struct safetensors file;
     unsigned char *used;    /* per tensor of the file: fed, compared, or left out on purpose */
     int compared, failures;
-    int bf16;               /* this run computes in bf16: tolerances are 2^17 times the fp32 error's, or show too little */
+    int bf16;               /* this run computes in bf16: tolerances are 2^17 times those of fp32, or show too little */
     int unjudged;           /* errors are shown alone */
     int own_sides;          /* sides of kinks are this run's own: what is beyond the band is shown and counted */
     int beyond;
@@ -53,8 +53,8 @@ glm52_status case_context(glm52_context **out);
 /* What a view shows, on the host; free() it. */
 void *view_on_host(glm52_context *context, const glm52_view *v);
 
-/* Arrays of the host as one operation sees them on the device. on_device() copies an array over, back_from_device() copies
- * all of them back and gives the device's memory back. */
+/* Arrays of the host as one operation sees them on the device. on_device() copies an array over, back_from_device()
+ * copies all of them back and gives the device's memory back. */
 struct mirror {
     struct stream *s;
     int count;

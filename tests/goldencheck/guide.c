@@ -1,4 +1,5 @@
-/* A model case in bf16: it decides as its fp32 run did, for a decision that falls the other way is no error of a value. */
+/* A model case in bf16: it decides as its fp32 run did, for a decision that falls the other way is no error of a
+ * value. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

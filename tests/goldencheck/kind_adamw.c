@@ -28,9 +28,9 @@ static void check_adamw(struct golden_case *c, struct stream *s)
     }
     int64_t n = start.count, steps = gradients.count / n;
     double beta1 = number(options, "beta1"), beta2 = number(options, "beta2");
-    struct adamw a = {.count = n, .beta1 = (float)beta1, .beta2 = (float)beta2, .epsilon = (float)number(options, "eps"),
-                      .decay = (float)number(options, "weight_decay"), .type = GLM52_DTYPE_F32,
-                      .gradient = GLM52_DTYPE_F32, .moments = GLM52_DTYPE_F32};
+    struct adamw a = {.count = n, .beta1 = (float)beta1, .beta2 = (float)beta2,
+                      .epsilon = (float)number(options, "eps"), .decay = (float)number(options, "weight_decay"),
+                      .type = GLM52_DTYPE_F32, .gradient = GLM52_DTYPE_F32, .moments = GLM52_DTYPE_F32};
     float rates[RATES] = {[RATE_LR] = (float)number(options, "lr")}, coefficient = 1;
     float *weight = array_floats(&start), *gradient = array_floats(&gradients);
     float *m = must_allocate((size_t)n, sizeof *m), *v = must_allocate((size_t)n, sizeof *v);
@@ -114,8 +114,8 @@ static void check_clip(struct golden_case *c, struct stream *s)
     double *coefficients = must_allocate((size_t)limits.count, sizeof *coefficients);
     for (int64_t i = 0; i < limits.count; i++) {
         struct mirror m = {.s = s};
-        s->ops->clip(s, on_device(&m, &squares, sizeof squares), (float)limits.value[i], on_device(&m, &norm, sizeof norm),
-                     on_device(&m, &coefficient, sizeof coefficient));
+        s->ops->clip(s, on_device(&m, &squares, sizeof squares), (float)limits.value[i],
+                     on_device(&m, &norm, sizeof norm), on_device(&m, &coefficient, sizeof coefficient));
         back_from_device(&m);
         coefficients[i] = (double)coefficient;
         check_clipped(c, (int)i, coefficient);

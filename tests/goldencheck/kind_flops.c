@@ -11,7 +11,8 @@
 /* The formulas are sums of a few dozen products in double. */
 static const double published_tolerance = 1e-12;
 
-static void check_integer(struct golden_case *c, const char *where, const char *name, const json_t *expected, uint64_t got)
+static void check_integer(struct golden_case *c, const char *where, const char *name, const json_t *expected,
+                          uint64_t got)
 {
     c->compared++;
     if (!json_is_integer(expected))
@@ -140,7 +141,8 @@ static void check_entry(struct golden_case *c, size_t index, const json_t *entry
 
 void run_flops(struct golden_case *c)
 {
-    const json_t *entries = json_object_get(c->sidecar, "cases"), *shapes = json_object_get(c->sidecar, "shapes"), *entry;
+    const json_t *entries = json_object_get(c->sidecar, "cases"), *shapes = json_object_get(c->sidecar, "shapes"),
+                 *entry;
     size_t index;
 
     json_array_foreach((json_t *)entries, index, entry) {

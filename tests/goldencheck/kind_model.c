@@ -230,7 +230,8 @@ static glm52_status compute_gradients(struct model_run *r, glm52_optimizer **opt
 }
 
 /* Hugging Face leaves the row of the padding token out of the embedding's gradient, where the token occurs. */
-static void drop_padding_row(const struct model_run *r, const char *parameter, const glm52_view *shape, struct array *got)
+static void drop_padding_row(const struct model_run *r, const char *parameter, const glm52_view *shape,
+                             struct array *got)
 {
     const json_t *pad = json_object_get(json_object_get(r->c->sidecar, "config"), "pad_token_id");
     int64_t id = json_is_integer(pad) ? json_integer_value(pad) : -1, width = shape->shape[1];
@@ -400,7 +401,8 @@ static void check_band(struct golden_case *c, const char *what, double found)
 {
     double band = json_number_value(json_object_get(json_object_get(c->sidecar, "bf16_deviation"), what));
 
-    printf("  bf16 %-67s error %-10.3g tolerance %-10.3g %s\n", what, found, 2 * band, found <= 2 * band ? "ok" : "FAILED");
+    printf("  bf16 %-67s error %-10.3g tolerance %-10.3g %s\n", what, found, 2 * band,
+           found <= 2 * band ? "ok" : "FAILED");
     if (!(found <= 2 * band)) case_fail(c, "bf16 %s deviates by %g, twice %g is allowed", what, found, band);
 }
 

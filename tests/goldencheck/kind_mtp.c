@@ -1,5 +1,5 @@
-/* mtp_base: the trunk alone, as ref_model. mtp_ce, mtp_tv: values per depth, the gradients of the MTP term alone, the KL of its
- * indexer. */
+/* mtp_base: the trunk alone, as ref_model. mtp_ce, mtp_tv: values per depth, the gradients of
+ * the MTP term alone, the KL of its indexer. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

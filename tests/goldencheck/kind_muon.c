@@ -84,7 +84,8 @@ struct matrix {
     int64_t steps; /* taken */
 };
 
-static void matrix_open(struct matrix *x, struct stream *stream, int64_t rows, int64_t columns, const struct array *start)
+static void matrix_open(struct matrix *x, struct stream *stream, int64_t rows, int64_t columns,
+                        const struct array *start)
 {
     size_t count = (size_t)(rows * columns);
 
@@ -113,8 +114,9 @@ static void move_by_muon(struct matrix *x, const struct piece *p, float lr, cons
     struct mirror m = {.s = x->stream};
 
     ops->muon(x->stream, &p->blocks, on_device(&m, rates, sizeof rates), on_device(&m, &all, sizeof all),
-              (float *)on_device(&m, gradient, whole) + p->offset, (float *)on_device(&m, x->momentum, whole) + p->offset,
-              NULL, (float *)on_device(&m, x->weight, whole) + p->offset, on_device(&m, workspace, bytes));
+              (float *)on_device(&m, gradient, whole) + p->offset,
+              (float *)on_device(&m, x->momentum, whole) + p->offset, NULL,
+              (float *)on_device(&m, x->weight, whole) + p->offset, on_device(&m, workspace, bytes));
     back_from_device(&m);
     free(workspace);
 }
@@ -220,7 +222,8 @@ static void check_steps(struct golden_case *c, struct matrix *x, const char *pre
 static struct muon blocks_of(const json_t *options, int64_t batch, int64_t stride, int64_t rows, int64_t columns)
 {
     return (struct muon){.batch = batch, .stride = stride, .rows = rows, .columns = columns, .group_rows = rows,
-                         .momentum = (float)number(options, "momentum"), .decay = (float)number(options, "weight_decay"),
+                         .momentum = (float)number(options, "momentum"),
+                         .decay = (float)number(options, "weight_decay"),
                          .scale = (float)(0.2 * sqrt((double)(rows > columns ? rows : columns))),
                          .type = GLM52_DTYPE_F32, .gradient = GLM52_DTYPE_F32, .moments = GLM52_DTYPE_F32};
 }
@@ -266,7 +269,8 @@ static void check_iterations(struct golden_case *c, struct stream *s, const char
 }
 
 /* zero.W1: one of the matrices after a step with a gradient of zero. The case does not say which: the nearest one. */
-static void check_zero(struct golden_case *c, struct stream *s, const struct array *start, double *nearest, float *result)
+static void check_zero(struct golden_case *c, struct stream *s, const struct array *start, double *nearest,
+                       float *result)
 {
     const json_t *options = json_object_get(c->sidecar, "options");
     struct piece piece = {.blocks = blocks_of(options, 1, 0, start->shape[0], start->shape[1])};

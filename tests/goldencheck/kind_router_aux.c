@@ -36,8 +36,8 @@ static void compare(struct router *r, const char *name, const float *got, int64_
 static void product(struct router *r, int64_t m, int64_t n, int64_t k, const float *a, int transpose_a, const float *b,
                     int transpose_b, float *c)
 {
-    struct gemm g = {.m = m, .n = n, .k = k, .lda = transpose_a ? m : k, .ldb = transpose_b ? k : n, .ldc = n, .batch = 1,
-                     .transpose_a = transpose_a, .transpose_b = transpose_b, .a_type = GLM52_DTYPE_F32,
+    struct gemm g = {.m = m, .n = n, .k = k, .lda = transpose_a ? m : k, .ldb = transpose_b ? k : n, .ldc = n,
+                     .batch = 1, .transpose_a = transpose_a, .transpose_b = transpose_b, .a_type = GLM52_DTYPE_F32,
                      .b_type = GLM52_DTYPE_F32, .c_type = GLM52_DTYPE_F32};
 
     struct mirror on = {.s = &r->stream};
@@ -62,7 +62,8 @@ static void choose(struct router *r, const struct route *shape, const float *bia
     r->stream.ops->route_forward(&r->stream, shape,
                                  on_device(&m, r->logits, (size_t)(r->rows * r->experts) * sizeof *r->logits),
                                  on_device(&m, bias, (size_t)r->experts * sizeof *bias),
-                                 on_device(&m, chosen, count * sizeof *chosen), on_device(&m, weight, count * sizeof *weight));
+                                 on_device(&m, chosen, count * sizeof *chosen),
+                                 on_device(&m, weight, count * sizeof *weight));
     back_from_device(&m);
 }
 
@@ -129,8 +130,8 @@ static void check_choice_gradient(struct router *r, const int32_t *chosen)
 /* ---- auxiliary losses ---- */
 
 /* Compares PREFIX.loss, PREFIX.grad_logits, PREFIX.grad_W and PREFIX.grad_x. */
-static void check_loss(struct router *r, const char *prefix, double coefficient, double z_coefficient, int32_t sequences,
-                       const int32_t *sequence)
+static void check_loss(struct router *r, const char *prefix, double coefficient, double z_coefficient,
+                       int32_t sequences, const int32_t *sequence)
 {
     struct route_auxiliary shape = {.rows = r->rows, .experts = r->experts, .k = r->k, .sequences = sequences,
                                     .coefficient = (float)coefficient, .z_coefficient = (float)z_coefficient};
@@ -201,7 +202,8 @@ static void check_bias(struct router *r)
                 memcpy(next, next - experts, (size_t)experts * sizeof *next);
                 struct mirror m = {.s = &r->stream};
                 r->stream.ops->balance_bias(&r->stream, r->experts, (float)option(r, "bias_update_rate"), NULL,
-                                            on_device(&m, counts.value + step * experts, (size_t)experts * sizeof(double)),
+                                            on_device(&m, counts.value + step * experts,
+                                                      (size_t)experts * sizeof(double)),
                                             on_device(&m, next, (size_t)experts * sizeof *next));
                 back_from_device(&m);
             }

@@ -29,7 +29,8 @@ void run_topk_select(struct golden_case *c)
 
         stream.ops->select_topk(&stream, rows, scores.shape[1], (int32_t)k,
                                 on_device(&m, score, (size_t)scores.count * sizeof *score),
-                                on_device(&m, from, (size_t)rows * sizeof *from), on_device(&m, to, (size_t)rows * sizeof *to),
+                                on_device(&m, from, (size_t)rows * sizeof *from),
+                                on_device(&m, to, (size_t)rows * sizeof *to),
                                 on_device(&m, selected, (size_t)(rows * k) * sizeof *selected),
                                 on_device(&m, length, (size_t)rows * sizeof *length));
         back_from_device(&m);

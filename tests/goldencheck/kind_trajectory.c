@@ -15,8 +15,8 @@ struct record {
 
 enum { LOSS, CE, MTP_CE, KL, GRAD_NORM, CLIP_COEFF, TOPK, ROUTER, MTP_TOPK, MTP_ROUTER, BIAS, RECORDS };
 
-static const char *const record_name[RECORDS] = {"loss", "ce", "mtp_ce", "kl", "grad_norm", "clip_coeff", "topk", "router",
-                                                 "mtp_topk", "mtp_router", "bias"};
+static const char *const record_name[RECORDS] = {"loss", "ce",     "mtp_ce",   "kl",         "grad_norm", "clip_coeff",
+                                                 "topk", "router", "mtp_topk", "mtp_router", "bias"};
 
 static glm52_status configure_trajectory(struct training *t, const void *with)
 {
@@ -111,7 +111,8 @@ static int has_prefix(const struct golden_case *c, const char *prefix)
     return 0;
 }
 
-/* In fp32 nobody looks into the update, nor guides it, so that it may be a replay: gradients alone are looked into before. */
+/* In fp32 nobody looks into the update, nor guides it, so that it may be a replay:
+ * gradients alone are looked into before. */
 static glm52_status run_step(struct training *t)
 {
     const struct guide *guide = t->model->model.guide;
@@ -126,8 +127,8 @@ static glm52_status run_step(struct training *t)
     return status;
 }
 
-static glm52_status train(struct training *t, const struct array *tokens, const struct array *bounds, const struct array *lr,
-                          struct record *records)
+static glm52_status train(struct training *t, const struct array *tokens, const struct array *bounds,
+                          const struct array *lr, struct record *records)
 {
     int64_t steps = tokens->shape[0], rows = tokens->shape[1], count = bounds->shape[1];
 
@@ -171,7 +172,8 @@ void run_trajectory(struct golden_case *c)
     } else {
         /* In bf16 the first step is judged, and the rest shown. */
         for (int i = 0; i < RECORDS && c->bf16; i++)
-            if (i < TOPK || i == BIAS) compare_first(c, record_name[i], records[i].value, records[i].count / tokens.shape[0]);
+            if (i < TOPK || i == BIAS)
+                compare_first(c, record_name[i], records[i].value, records[i].count / tokens.shape[0]);
         c->unjudged = c->bf16;
         for (int i = 0; i < RECORDS; i++) compare_record(c, &records[i]);
         compare_parameters(&t, "final.", 0, 0);

@@ -36,7 +36,8 @@ static void take(void *user, const char *name, int layer, glm52_dtype type, int6
         snprintf(k->name, sizeof k->name, "%s.%d", name, layer);
     k->count = rows * columns;
     k->value = must_allocate((size_t)k->count, sizeof *k->value);
-    glm52_view view = {.data = (void *)(uintptr_t)values, .on_device = 1, .bytes = (uint64_t)k->count * dtype_size(type)};
+    glm52_view view = {.data = (void *)(uintptr_t)values, .on_device = 1,
+                       .bytes = (uint64_t)k->count * dtype_size(type)};
     void *copy = view_on_host(t->context, &view);
     for (int64_t i = 0; i < k->count; i++)
         k->value[i] = number_at(copy, type, i);
@@ -109,7 +110,8 @@ glm52_status set_mtp(struct training *t)
     TRY(set_number(t, "mtp.depths", training_option(c, "depths")));
     TRY(set_number(t, "mtp.factor", training_option(c, "mtp_loss_scaling_factor")));
     TRY(set_flag(t, "mtp.detach_heads", detach ? detach : training_option(c, "mtp_detach_heads")));
-    TRY(glm52_config_set(t->config, "mtp.share", json_is_true(training_option(c, "share_index_and_kv")) ? "index_kv" : "none"));
+    TRY(glm52_config_set(t->config, "mtp.share",
+                         json_is_true(training_option(c, "share_index_and_kv")) ? "index_kv" : "none"));
     return glm52_config_set(t->config, "mtp.query_offset", json_is_string(offset) ? "depth" : "none");
 }
 
@@ -175,7 +177,8 @@ void close_training(struct training *t)
     glm52_context_unref(&t->context);
 }
 
-glm52_status training_feed(struct training *t, const int64_t *tokens, int64_t rows, const int64_t *bounds, int64_t count)
+glm52_status training_feed(struct training *t, const int64_t *tokens, int64_t rows, const int64_t *bounds,
+                           int64_t count)
 {
     TRY(glm52_batch_set(t->batch, "tokens", GLM52_DTYPE_I64, tokens, (uint64_t)rows));
     return glm52_batch_set(t->batch, "cu_seqlens", GLM52_DTYPE_I64, bounds, (uint64_t)count);

@@ -42,7 +42,8 @@ glm52_status set_optimizer(struct training *t);
 glm52_status open_training(struct training *t, glm52_status (*configure)(struct training *, const void *),
                            const void *with, int64_t rows);
 void close_training(struct training *t);
-glm52_status training_feed(struct training *t, const int64_t *tokens, int64_t rows, const int64_t *bounds, int64_t count);
+glm52_status training_feed(struct training *t, const int64_t *tokens, int64_t rows, const int64_t *bounds,
+                           int64_t count);
 /* Against the tensor of the case, if it has it. Rows outside `inside`, if given, count as `absent`. */
 void compare_value(struct training *t, const char *tensor, double value);
 void compare_metric(struct training *t, const char *tensor, const char *metric, double factor);
