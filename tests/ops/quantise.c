@@ -237,49 +237,59 @@ static void check_shape(struct quantised q, int transposed_too)
 static const int fp8[] = {FP8_BLOCK, FP8_BLOCK_POWER, FP8_BLOCK_RELEASE, MXFP8, MXFP8_OCP};
 enum { FP8S = sizeof fp8 / sizeof *fp8 };
 
-static void check_fp8(int64_t rows, int64_t width, int64_t block_rows, int64_t block_columns, int transposed_too)
+struct layout {
+    int64_t rows, width, block_rows, block_columns;
+    int transposed_too;
+};
+
+/* Every format of 8 bits, with either element. */
+static void check_fp8(const struct layout *at, size_t count)
 {
-    for (int f = 0; f < FP8S; f++)
-        for (int wide = 0; wide < 2; wide++)
-            check_shape((struct quantised){rows, width, block_rows, block_columns, fp8[f], wide, F32}, transposed_too);
+    for (size_t i = 0; i < count; i++)
+        for (int f = 0; f < FP8S; f++)
+            for (int e5m2_too = 0; e5m2_too < 2; e5m2_too++)
+                check_shape((struct quantised){at[i].rows, at[i].width, at[i].block_rows, at[i].block_columns, fp8[f],
+                                               e5m2_too, F32}, at[i].transposed_too);
 }
+#define CHECK_FP8(...)                                                                                                 \
+    check_fp8((const struct layout[]){__VA_ARGS__}, sizeof(struct layout[]){__VA_ARGS__} / sizeof(struct layout))
 
 CASE(quantise, "blocks of one row: whole, with an end, one row, none")
 {
-    check_fp8(19, 384, 1, 128, 0);
-    check_fp8(37, 300, 1, 128, 0);
-    check_fp8(131, 200, 1, 128, 0);
-    check_fp8(33, 96, 1, 32, 0);
-    check_fp8(7, 40, 1, 32, 0);
-    check_fp8(1, 128, 1, 128, 0);
-    check_fp8(0, 128, 1, 128, 1);
+    CHECK_FP8({19, 384, 1, 128, 0},
+              {37, 300, 1, 128, 0},
+              {131, 200, 1, 128, 0},
+              {33, 96, 1, 32, 0},
+              {7, 40, 1, 32, 0},
+              {1, 128, 1, 128, 0},
+              {0, 128, 1, 128, 1});
 }
 
 CASE(quantise, "tiles of 128 x 128, ends on both sides, rows of 16 bytes and others")
 {
-    check_fp8(256, 128, 128, 128, 0);
-    check_fp8(150, 136, 128, 128, 0);
-    check_fp8(131, 77, 128, 128, 0);
-    check_fp8(3, 8, 128, 128, 0);
+    CHECK_FP8({256, 128, 128, 128, 0},
+              {150, 136, 128, 128, 0},
+              {131, 77, 128, 128, 0},
+              {3, 8, 128, 128, 0});
 }
 
 CASE(quantise, "the transpose too: tiles, blocks of 128 and of 32, ends, odd shapes")
 {
-    check_fp8(144, 264, 128, 128, 1);
-    check_fp8(144, 264, 1, 128, 1);
-    check_fp8(176, 104, 1, 32, 1);
-    check_fp8(16, 8, 1, 32, 1);
-    check_fp8(256, 128, 1, 128, 1);
-    check_fp8(43, 29, 1, 32, 1);
-    check_fp8(37, 256, 1, 128, 1);
+    CHECK_FP8({144, 264, 128, 128, 1},
+              {144, 264, 1, 128, 1},
+              {176, 104, 1, 32, 1},
+              {16, 8, 1, 32, 1},
+              {256, 128, 1, 128, 1},
+              {43, 29, 1, 32, 1},
+              {37, 256, 1, 128, 1});
 }
 
 CASE(quantise, "blocks of one column, of any size, of the whole matrix")
 {
-    check_fp8(70, 11, 32, 1, 0);
-    check_fp8(17, 29, 3, 5, 1);
-    check_fp8(41, 53, 41, 53, 1);
-    check_fp8(3, 2500, 2, 1500, 0);
+    CHECK_FP8({70, 11, 32, 1, 0},
+              {17, 29, 3, 5, 1},
+              {41, 53, 41, 53, 1},
+              {3, 2500, 2, 1500, 0});
 }
 
 CASE(quantise, "NVFP4 by either order, whole blocks and an end")
