@@ -1,8 +1,10 @@
-/* What forward and backward of sparse MLA attention share: the padded view of a call, and the three small products
- * that all of it is made of. Each of them takes a query's keys as pointers to their rows of the latent array, so that
- * nothing is gathered; each sums in one fixed order. */
+/* What forward, backward and target of sparse MLA attention share: the padded view of a call, the three small products
+ * that all of it is made of, and a row's logits and probabilities. Each product takes a query's keys as pointers to
+ * their rows of the latent array, so that nothing is gathered; each sums in one fixed order. */
 #ifndef GLM52_OPS_CPU_SPARSE_MLA_H
 #define GLM52_OPS_CPU_SPARSE_MLA_H
+
+#include <math.h>
 
 #include "ops/cpu/expf.h"
 #include "ops/cpu/vector.h"
@@ -27,6 +29,16 @@ static inline struct padded padded_shape(const struct sparse_mla *a)
     p.slots = round_up(a->k, KEYS);
     p.in_place = a->type == GLM52_DTYPE_F32 && p.width == p.columns;
     return p;
+}
+
+/* Of the latent array's padded copy; 0 where it serves as it is. */
+static inline size_t latent_bytes(const struct sparse_mla *a, const struct padded *p)
+{
+    size_t used = 0;
+
+    if (!p->in_place)
+        carve_floats(NULL, &used, a->keys * p->columns);
+    return used;
 }
 
 /* Row u of the latent array in fp32, padded. For use in a parallel region; ends with a barrier. */
@@ -108,6 +120,43 @@ static inline void logits_to_probabilities(const struct padded *p, int64_t n, co
         for (int64_t l = 0; l < p->lanes; l += LANES)
             V8(dot + i * p->lanes + l) -= V8_CONST(lse + l);
     exp_array(dot, n * p->lanes);
+}
+
+/* ---- the logits of a row ---- */
+
+/* A thread's memory for one row at a time. */
+struct row_scratch {
+    const float **key; /* [slots] */
+    float *input;      /* [heads, width], as it comes */
+    float *query;      /* [columns, lanes] of q, then of what else meets the keys */
+    float *dot;        /* [slots, lanes] of the keys with it */
+};
+
+static inline void row_layout(const struct sparse_mla *a, const struct padded *p, char *base, size_t *used,
+                              struct row_scratch *s)
+{
+    s->key = carve(base, used, (size_t)p->slots * sizeof *s->key);
+    s->input = carve_floats(base, used, a->heads * p->width);
+    s->query = carve_floats(base, used, p->columns * p->lanes);
+    s->dot = carve_floats(base, used, p->slots * p->lanes);
+}
+
+/* Logits of row t with its n keys, which find_keys has found, into s->dot; s->input is the row of q. */
+static inline void row_logits(const struct sparse_mla *a, const struct padded *p, const void *q, int64_t t, int64_t n,
+                              const struct row_scratch *s)
+{
+    read_floats(a->type, q, t * a->heads * p->width, a->heads * p->width, s->input);
+    transpose_heads(p, a->heads, p->width, a->scale, s->input, s->query);
+    keys_times_query(p, s->key, n, p->columns, s->query, s->dot);
+}
+
+/* Logits become probabilities, by the lse [rows, heads] that forward left; lanes: [lanes], for the row's own. */
+static inline void row_probabilities(const struct sparse_mla *a, const struct padded *p, const float *lse, int64_t t,
+                                     int64_t n, const struct row_scratch *s, float *lanes)
+{
+    for (int64_t l = 0; l < p->lanes; l++)
+        lanes[l] = l < a->heads ? lse[t * a->heads + l] : INFINITY;
+    logits_to_probabilities(p, n, lanes, s->dot);
 }
 
 /* target[k]: the mean over heads of the n keys' probabilities [n, lanes], then 0. */

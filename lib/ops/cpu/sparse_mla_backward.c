@@ -19,13 +19,10 @@ enum {
 };
 
 struct scratch {
-    const float **key; /* [slots] */
-    float *row;        /* [heads, width], as it comes */
-    float *query;      /* [columns, lanes] of q, then of dout */
-    float *dot;        /* [slots, lanes] of keys with q, then with dout */
-    float *dq;         /* [lanes, columns] */
-    float *out;        /* [heads, kv_rank] */
-    float *lse, *delta; /* [lanes]: of the row, and D */
+    struct row_scratch row; /* first for q, then for dout */
+    float *dq;              /* [lanes, columns] */
+    float *out;             /* [heads, kv_rank] */
+    float *lse, *delta;     /* [lanes]: of the row, and D */
 };
 
 /* What all threads share. */
@@ -43,10 +40,7 @@ static size_t scratch_layout(const struct sparse_mla *a, const struct padded *p,
 {
     size_t used = 0;
 
-    scratch->key = carve(base, &used, (size_t)p->slots * sizeof *scratch->key);
-    scratch->row = carve_floats(base, &used, a->heads * p->width);
-    scratch->query = carve_floats(base, &used, p->columns * p->lanes);
-    scratch->dot = carve_floats(base, &used, p->slots * p->lanes);
+    row_layout(a, p, base, &used, &scratch->row);
     scratch->dq = carve_floats(base, &used, p->lanes * p->columns);
     scratch->out = carve_floats(base, &used, a->heads * a->kv_rank);
     scratch->lse = carve_floats(base, &used, p->lanes);
@@ -82,13 +76,12 @@ size_t cpu_sparse_mla_backward_bytes(struct stream *s, const struct sparse_mla *
 
 /* ---- rows ---- */
 
-/* P = exp(dot - lse) into the second half of each key's coefficients. */
-static void probabilities(const struct padded *p, int64_t n, const float *lse, float *dot, float *coefficient)
+/* P into the second half of each key's coefficients. */
+static void keep_probabilities(const struct padded *p, int64_t n, const float *probability, float *coefficient)
 {
-    logits_to_probabilities(p, n, lse, dot);
     for (int64_t i = 0; i < n; i++)
         for (int64_t l = 0; l < p->lanes; l += LANES)
-            V8(coefficient + (2 * i + 1) * p->lanes + l) = V8(dot + i * p->lanes + l);
+            V8(coefficient + (2 * i + 1) * p->lanes + l) = V8_CONST(probability + i * p->lanes + l);
 }
 
 /* dS = P * (dot - D) * scale into the first half. */
@@ -124,15 +117,12 @@ struct arguments {
 static void redo_forward(const struct sparse_mla *a, const struct padded *p, const struct arguments *x, int64_t n,
                          const struct scratch *scratch, int64_t t, float *gradient, float *coefficient)
 {
-    read_floats(a->type, x->q, t * a->heads * p->width, a->heads * p->width, scratch->row);
-    pad_heads(p, a->heads, p->width, scratch->row, gradient);
-    transpose_heads(p, a->heads, p->width, a->scale, scratch->row, scratch->query);
-    keys_times_query(p, scratch->key, n, p->columns, scratch->query, scratch->dot);
-    for (int64_t l = 0; l < p->lanes; l++)
-        scratch->lse[l] = l < a->heads ? x->lse[t * a->heads + l] : INFINITY;
-    probabilities(p, n, scratch->lse, scratch->dot, coefficient);
+    row_logits(a, p, x->q, t, n, &scratch->row);
+    pad_heads(p, a->heads, p->width, scratch->row.input, gradient);
+    row_probabilities(a, p, x->lse, t, n, &scratch->row, scratch->lse);
+    keep_probabilities(p, n, scratch->row.dot, coefficient);
     if (x->target)
-        mean_over_heads(a, p, n, scratch->dot, x->target + t * a->k);
+        mean_over_heads(a, p, n, scratch->row.dot, x->target + t * a->k);
 }
 
 /* Row t, number r of its chunk: P, dS and the gradients they will be multiplied with are kept, dq is done. */
@@ -141,23 +131,24 @@ static void row_backward(const struct sparse_mla *a, const struct padded *p, con
 {
     float *coefficient = kept->coefficient + r * a->k * 2 * p->lanes;
     float *gradient = kept->gradient + r * 2 * a->heads * p->columns;
-    int64_t n = find_keys(p, a->k, kept->kv, x->selected + t * a->k, scratch->key), latent = a->heads * a->kv_rank;
+    const struct row_scratch *s = &scratch->row;
+    int64_t n = find_keys(p, a->k, kept->kv, x->selected + t * a->k, s->key), latent = a->heads * a->kv_rank;
 
     kept->count[r] = n;
     redo_forward(a, p, x, n, scratch, t, gradient, coefficient);
 
-    read_floats(a->type, x->dout, t * latent, latent, scratch->row);
+    read_floats(a->type, x->dout, t * latent, latent, s->input);
     read_floats(a->type, x->out, t * latent, latent, scratch->out);
-    pad_heads(p, a->heads, a->kv_rank, scratch->row, gradient + a->heads * p->columns);
-    transpose_heads(p, a->heads, a->kv_rank, 1, scratch->row, scratch->query);
-    keys_times_query(p, scratch->key, n, round_up(a->kv_rank, LANES), scratch->query, scratch->dot);
+    pad_heads(p, a->heads, a->kv_rank, s->input, gradient + a->heads * p->columns);
+    transpose_heads(p, a->heads, a->kv_rank, 1, s->input, s->query);
+    keys_times_query(p, s->key, n, round_up(a->kv_rank, LANES), s->query, s->dot);
     memset(scratch->delta, 0, (size_t)p->lanes * sizeof(float));
     for (int64_t h = 0; h < a->heads; h++)
         for (int64_t c = h * a->kv_rank; c < (h + 1) * a->kv_rank; c++)
-            scratch->delta[h] += scratch->row[c] * scratch->out[c];
-    logit_gradients(p, n, a->scale, scratch->dot, scratch->delta, coefficient);
+            scratch->delta[h] += s->input[c] * scratch->out[c];
+    logit_gradients(p, n, a->scale, s->dot, scratch->delta, coefficient);
 
-    weigh_keys(p, scratch->key, n, a->heads, coefficient, 2 * p->lanes, p->columns, scratch->dq);
+    weigh_keys(p, s->key, n, a->heads, coefficient, 2 * p->lanes, p->columns, scratch->dq);
     for (int64_t h = 0; h < a->heads; h++)
         write_floats(a->type, x->dq, (t * a->heads + h) * p->width, p->width, scratch->dq + h * p->columns);
 }

@@ -9,31 +9,16 @@
 #include "ops/cpu/sparse_mla.h"
 
 struct scratch {
-    const float **key; /* [slots] */
-    float *row;        /* [heads, width], q as it comes */
-    float *query;      /* [columns, lanes] */
-    float *weight;     /* [slots, lanes] logits, then probabilities */
-    float *out;        /* [lanes, columns] */
+    struct row_scratch row; /* dot: logits, then probabilities */
+    float *out;             /* [lanes, columns] */
 };
 
 static size_t scratch_layout(const struct sparse_mla *a, const struct padded *p, char *base, struct scratch *scratch)
 {
     size_t used = 0;
 
-    scratch->key = carve(base, &used, (size_t)p->slots * sizeof *scratch->key);
-    scratch->row = carve_floats(base, &used, a->heads * p->width);
-    scratch->query = carve_floats(base, &used, p->columns * p->lanes);
-    scratch->weight = carve_floats(base, &used, p->slots * p->lanes);
+    row_layout(a, p, base, &used, &scratch->row);
     scratch->out = carve_floats(base, &used, p->lanes * p->columns);
-    return used;
-}
-
-static size_t latent_bytes(const struct sparse_mla *a, const struct padded *p)
-{
-    size_t used = 0;
-
-    if (!p->in_place)
-        carve_floats(NULL, &used, a->keys * p->columns);
     return used;
 }
 
@@ -78,18 +63,17 @@ static void softmax(const struct padded *p, int64_t n, int64_t heads, float *wei
 static void attend_row(const struct sparse_mla *a, const struct padded *p, const void *q, const float *kv,
                        const int32_t *selected, void *out, float *lse, const struct scratch *scratch, int64_t t)
 {
-    int64_t n = find_keys(p, a->k, kv, selected + t * a->k, scratch->key);
+    int64_t n = find_keys(p, a->k, kv, selected + t * a->k, scratch->row.key);
+    float *weight = scratch->row.dot;
 
     if (n == 0) {
         memset(scratch->out, 0, (size_t)(a->heads * p->columns) * sizeof(float));
         for (int64_t h = 0; h < a->heads; h++)
             lse[t * a->heads + h] = INFINITY;
     } else {
-        read_floats(a->type, q, t * a->heads * p->width, a->heads * p->width, scratch->row);
-        transpose_heads(p, a->heads, p->width, a->scale, scratch->row, scratch->query);
-        keys_times_query(p, scratch->key, n, p->columns, scratch->query, scratch->weight);
-        softmax(p, n, a->heads, scratch->weight, lse + t * a->heads);
-        weigh_keys(p, scratch->key, n, a->heads, scratch->weight, p->lanes, round_up(a->kv_rank, LANES), scratch->out);
+        row_logits(a, p, q, t, n, &scratch->row);
+        softmax(p, n, a->heads, weight, lse + t * a->heads);
+        weigh_keys(p, scratch->row.key, n, a->heads, weight, p->lanes, round_up(a->kv_rank, LANES), scratch->out);
     }
     for (int64_t h = 0; h < a->heads; h++)
         write_floats(a->type, out, (t * a->heads + h) * a->kv_rank, a->kv_rank, scratch->out + h * p->columns);

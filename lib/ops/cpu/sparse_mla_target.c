@@ -8,31 +8,16 @@
 #include "ops/cpu/sparse_mla.h"
 
 struct scratch {
-    const float **key; /* [slots] */
-    float *row;        /* [heads, width], q as it comes */
-    float *query;      /* [columns, lanes] */
-    float *dot;        /* [slots, lanes] logits, then probabilities */
-    float *lse;        /* [lanes] */
+    struct row_scratch row; /* dot: logits, then probabilities */
+    float *lse;             /* [lanes] */
 };
 
 static size_t scratch_layout(const struct sparse_mla *a, const struct padded *p, char *base, struct scratch *scratch)
 {
     size_t used = 0;
 
-    scratch->key = carve(base, &used, (size_t)p->slots * sizeof *scratch->key);
-    scratch->row = carve_floats(base, &used, a->heads * p->width);
-    scratch->query = carve_floats(base, &used, p->columns * p->lanes);
-    scratch->dot = carve_floats(base, &used, p->slots * p->lanes);
+    row_layout(a, p, base, &used, &scratch->row);
     scratch->lse = carve_floats(base, &used, p->lanes);
-    return used;
-}
-
-static size_t latent_bytes(const struct sparse_mla *a, const struct padded *p)
-{
-    size_t used = 0;
-
-    if (!p->in_place)
-        carve_floats(NULL, &used, a->keys * p->columns);
     return used;
 }
 
@@ -48,17 +33,13 @@ static void target_row(const struct sparse_mla *a, const struct padded *p, const
                        const int32_t *selected, const float *lse, float *target, const struct scratch *scratch,
                        int64_t t)
 {
-    int64_t n = find_keys(p, a->k, kv, selected + t * a->k, scratch->key);
+    int64_t n = find_keys(p, a->k, kv, selected + t * a->k, scratch->row.key);
 
     if (n > 0) {
-        read_floats(a->type, q, t * a->heads * p->width, a->heads * p->width, scratch->row);
-        transpose_heads(p, a->heads, p->width, a->scale, scratch->row, scratch->query);
-        keys_times_query(p, scratch->key, n, p->columns, scratch->query, scratch->dot);
-        for (int64_t l = 0; l < p->lanes; l++)
-            scratch->lse[l] = l < a->heads ? lse[t * a->heads + l] : INFINITY;
-        logits_to_probabilities(p, n, scratch->lse, scratch->dot);
+        row_logits(a, p, q, t, n, &scratch->row);
+        row_probabilities(a, p, lse, t, n, &scratch->row, scratch->lse);
     }
-    mean_over_heads(a, p, n, scratch->dot, target + t * a->k);
+    mean_over_heads(a, p, n, scratch->row.dot, target + t * a->k);
 }
 
 void cpu_sparse_mla_target(struct stream *s, const struct sparse_mla *a, const void *q, const void *kv,
