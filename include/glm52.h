@@ -169,7 +169,7 @@ typedef struct glm52_parameter_info {
     const char *name;        /* hub name; borrowed from the model */
     const char *policy;      /* optimizer policy: "adamw", "muon", "none" */
     glm52_view value;
-    glm52_view gradient;     /* data is NULL before a step exists */
+    glm52_view gradient;     /* data is NULL before a step exists; see precision.gradients for its dtype */
 } glm52_parameter_info;
 
 /* One row of a plan. section "memory": amount is bytes of the class `name`; "flops": amount is executed

@@ -109,7 +109,7 @@ glm52_status glm52_model_parameter(glm52_model *self, uint32_t index, glm52_para
     int on_device = strcmp(self->model.stream->ops->name, "cpu") != 0;
     glm52_parameter_info info = {.name = p->name, .policy = policy_of(self, p),
                                  .value = view_of(p, p->type, p->value, on_device),
-                                 .gradient = view_of(p, GLM52_DTYPE_F32, p->gradient, on_device)};
+                                 .gradient = view_of(p, p->gradient_type, p->gradient, on_device)};
     struct_give(out, &info, sizeof info);
     return GLM52_OK;
 }

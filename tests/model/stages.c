@@ -326,6 +326,52 @@ START_TEST(capacity_drops_and_says_so)
 }
 END_TEST
 
+static double square_of(const glm52_view *view, uint64_t at)
+{
+    uint32_t bits;
+    float value;
+
+    if (view->dtype == GLM52_DTYPE_BF16)
+        bits = (uint32_t)((const uint16_t *)view->data)[at] << 16;
+    else
+        memcpy(&bits, (const float *)view->data + at, sizeof bits);
+    memcpy(&value, &bits, sizeof value);
+    return (double)value * (double)value;
+}
+
+static void check_views(const char *settings, glm52_dtype of_matrices)
+{
+    struct small s;
+    glm52_batch *batch;
+    uint32_t parameters;
+    double squares = 0, norm;
+
+    small_open(&s, NULL, settings);
+    batch = small_batch(&s, 3, documents);
+    small_gradients(&s, &batch, 1);
+    OK(glm52_model_parameter_count(s.model, &parameters, NULL));
+    for (uint32_t i = 0; i < parameters; i++) {
+        glm52_parameter_info p = {.struct_size = sizeof p};
+        OK(glm52_model_parameter(s.model, i, &p));
+        if (!p.gradient.data) continue;
+        uint64_t width = p.gradient.dtype == GLM52_DTYPE_BF16 ? 2 : 4;
+        ck_assert_msg(p.gradient.dtype == (p.value.dimensions == 2 ? of_matrices : GLM52_DTYPE_F32), "%s", p.name);
+        for (uint64_t j = 0; j < p.gradient.bytes / width; j++) squares += square_of(&p.gradient, j);
+    }
+    OK(glm52_step_metric(s.step, "grad_norm", &norm));
+    ck_assert_double_eq_tol(sqrt(squares), norm, 1e-5 * norm);
+    glm52_batch_unref(&batch);
+    small_close(&s);
+}
+
+START_TEST(gradients_show_the_type_they_are_kept_in)
+{
+    check_views(SPARSE, GLM52_DTYPE_F32);
+    check_views(SPARSE "precision.params=bf16", GLM52_DTYPE_F32);
+    check_views(SPARSE NARROW, GLM52_DTYPE_BF16);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("model");
@@ -344,6 +390,7 @@ int main(void)
     tcase_add_test(cases, a_step_that_is_not_finite_is_skipped_or_stops);
     tcase_add_test(cases, a_spike_is_skipped);
     tcase_add_test(cases, capacity_drops_and_says_so);
+    tcase_add_test(cases, gradients_show_the_type_they_are_kept_in);
     suite_add_tcase(suite, cases);
     return run_tap(suite);
 }

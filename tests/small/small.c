@@ -122,10 +122,10 @@ struct snapshot small_snapshot(struct small *s, enum small_what what)
     for (uint32_t i = 0; i < out.parameters; i++) {
         glm52_parameter_info p = parameter_at(s, i);
         const glm52_view *view = what == VALUES ? &p.value : &p.gradient;
-        total += view->data ? view->bytes / sizeof *out.at : 0;
+        total += view->data ? (view->bytes + sizeof *out.at - 1) / sizeof *out.at : 0;
         out.offset[i + 1] = total;
     }
-    out.at = malloc(total * sizeof *out.at);
+    out.at = calloc(total, sizeof *out.at);
     for (uint32_t i = 0; i < out.parameters; i++) {
         glm52_parameter_info p = parameter_at(s, i);
         const glm52_view *view = what == VALUES ? &p.value : &p.gradient;
