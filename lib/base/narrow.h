@@ -75,16 +75,16 @@ NARROW float e5m2_to_f32(uint8_t code)
     return narrow_float(sign | narrow_bits(narrow_float(magnitude << 21) * 0x1p112f));
 }
 
-/* In the low half of a byte. The sign of what rounds to 0 is kept. A NaN, which the format lacks, is 6. Codes go up in
- * steps of 1/2 to 2, of 1 to 4 and of 2 to 6, and the least of the three counts is right; 2^23 makes each addition
- * round to a whole number, which the last bits hold. */
+/* In the low half of a byte. The sign of what rounds to 0 is kept. A NaN, which the format lacks, is 6 whatever its
+ * sign, which machines do not agree on. Codes go up in steps of 1/2 to 2, of 1 to 4 and of 2 to 6, and the least of the
+ * three counts is right; 2^23 makes each addition round to a whole number, which the last bits hold. */
 NARROW uint8_t f32_to_e2m1(float value)
 {
     const uint32_t bits = narrow_bits(value);
     const float x = narrow_float(bits & 0x7fffffffu), whole = 0x1p23f;
     const float code = fminf(fminf(2 * x + whole, x + (whole + 2)), fminf(x / 2 + (whole + 4), whole + 7));
 
-    return (uint8_t)((bits >> 28 & 8) | (narrow_bits(code) & 7));
+    return (uint8_t)((x <= INFINITY ? bits >> 28 & 8 : 0) | (narrow_bits(code) & 7));
 }
 
 NARROW float e2m1_to_f32(uint8_t code)

@@ -195,10 +195,12 @@ struct head_drafts {
  *                      rn(x / scale)
  *   MXFP8              scale = the least power of two not below a * (1 / F); code = rn(x / scale); saturates nothing
  *   MXFP8_OCP          scale = the greatest power of two not above a, over that of F; the largest may saturate
- *   NVFP4              A = *global, the largest magnitude of all, E = 2688 / A; scale = rn(a * (E * (1 / 6))); code =
- *                      rn(x * (1 / (scale * (1 / E))))
+ *   NVFP4              A = *global, the largest magnitude of all, E = 2688 / A (FLT_MAX if that is infinite; 1 if A or
+ *                      E is 0 or NaN); scale = rn(a * (E * (1 / 6))); code = rn(x * (1 / (scale * (1 / E)))), that
+ *                      quotient FLT_MAX where it is infinite or NaN
  *   NVFP4_MODELOPT     G = *global = A / 2688, as a checkpoint keeps it; scale = rn(a / (6 * G)), 2^-9 at least, 1 if
- *                      that quotient is 0; code = rn(x / (scale * G)), which is never -0 for x = 0
+ *                      that quotient is 0 or NaN; code = rn(x / (scale * G)), which is never -0 for x = 0; divided by 1
+ *                      where that product is 0 or not finite
  * FP8: codes E4M3 (or E5M2), a byte each; scales fp32. MXFP8: the same codes; scales E8M0; usual blocks 1 x 32. NVFP4:
  * codes E2M1, two to a byte, the even column in the low half (width and block_columns even); scales E4M3; usual blocks
  * 1 x 16. */

@@ -88,6 +88,7 @@ START_TEST(numbers_encode_to_the_nearest_code)
     ck_assert_uint_eq(f32_to_e4m3(NAN), 0x7f);
     ck_assert_uint_eq(f32_to_e5m2(-NAN), 0x7f);
     ck_assert_uint_eq(f32_to_e2m1(NAN), 7);
+    ck_assert_uint_eq(f32_to_e2m1(-NAN), 7);
 }
 END_TEST
 
