@@ -150,7 +150,6 @@ static void kv_b_gradient(const struct mla *m, const struct pass *b, int64_t n, 
                      .stride_c = up_rows(m) * rank, .transpose_a = 1, .add = 1, .a_type = m->type, .b_type = m->type,
                      .c_type = m->w->kv_b->gradient_type};
     int64_t first = values ? m->c->qk_nope_head_dim * rank : 0;
-
     char *gradient = gradient_sum(b, m->w->kv_b); /* whose other half has its own product */
 
     if (gradient) b->ops->gemm(b->stream, &g, x, y, gradient + first * (int64_t)dtype_size(g.c_type));

@@ -77,8 +77,7 @@ void norm_backward(const struct pass *f, const struct parameter *gain, double ep
 {
     struct norm n = norm_shape(f->rows, gain, epsilon, stride, add);
 
-    f->ops->rmsnorm_backward(f->stream, &n, x, gain->value, rstd, dy, dx, gradient_sum(f, gain),
-                             workspace);
+    f->ops->rmsnorm_backward(f->stream, &n, x, gain->value, rstd, dy, dx, gradient_sum(f, gain), workspace);
 }
 
 size_t norm_backward_bytes(struct stream *s, int64_t rows, int64_t width)

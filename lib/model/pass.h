@@ -39,7 +39,7 @@ void made(const struct pass *f, const char *name, int layer, int64_t columns, co
 /* Whether a product is added to the gradients of w and the count - 1 parameters behind it: 0 once a step, where it
  * overwrites them. */
 int gradient_add(const struct pass *b, const struct parameter *w, int count);
-/* The gradient of w, or NULL, for what can only add: 0 if nothing has been added in this step. */
+/* The gradient of w for what can only add, cleared where this step has not added to it yet; NULL if it has none. */
 void *gradient_sum(const struct pass *b, const struct parameter *w);
 /* After the step's first backward: gradients of parameters that it does not reach are 0. */
 void gradient_clear_rest(const struct pass *b);

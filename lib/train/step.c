@@ -368,6 +368,7 @@ static glm52_status finish(struct step *s, const struct pack *const *packs, uint
     metric[METRIC_PEAK_MEMORY] = (double)s->model->host->peak;
     return log_run(s);
 }
+
 /* The host waits once, at the end: what it reads then was decided on the device. */
 static glm52_status run_step(struct step *s, const struct pack *const *packs, uint32_t count)
 {
