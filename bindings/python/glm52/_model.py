@@ -44,8 +44,8 @@ class Parameter:
 
     @property
     def gradient(self) -> Tensor:
-        """Gradient of the last run or gradients(), in the type it is kept in (precision.gradients), read-only; StateError while
-        no step trains the parameter."""
+        """Gradient of the last run or gradients(), in the type it is kept in (precision.gradients), read-only;
+        StateError while no step trains the parameter."""
         view: View = _glm52.model_parameter(self.model._handle, self.index)[3]
         step = self.model._training_step()
         if step is None or not view[0]:
