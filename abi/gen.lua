@@ -1,5 +1,5 @@
 -- gen.lua KIND DESCRIPTION HEADER [FILE]: writes one product of the description to standard output. KIND is the name of
--- a file in emit/: map, check, layout, lua, null, reference, stub, swig, types (which copies FILE before its own).
+-- a file in emit/ without its ending; `types` copies FILE before its own.
 -- Fails, saying what to do, if header and description differ.
 
 local kind, description_path, header_path, file = ...

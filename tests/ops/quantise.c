@@ -458,92 +458,30 @@ BENCH(dequantise, "4096 x 2048, 1 x 128")
     bench((struct quantised){4096, 2048, 1, 128, FP8_BLOCK, 0, F32}, 0, 1);
 }
 
-BENCH_FULL(quantise, "16384 x 6144, 1 x 128", "")
-{
-    bench((struct quantised){16384, 6144, 1, 128, FP8_BLOCK, 0, BF16}, 0, 0);
-}
+#define BENCH_QUANTISED(operation, shape, transpose, back, ...)    \
+    BENCH_FULL(operation, shape, "")                               \
+    {                                                              \
+        bench((struct quantised){__VA_ARGS__}, transpose, back);   \
+    }
 
-BENCH_FULL(quantise, "8192 x 6144, 1 x 128", "")
-{
-    bench((struct quantised){8192, 6144, 1, 128, FP8_BLOCK, 0, BF16}, 0, 0);
-}
-
-BENCH_FULL(quantise, "8192 x 6144, 1 x 128, power of two", "")
-{
-    bench((struct quantised){8192, 6144, 1, 128, FP8_BLOCK_POWER, 0, BF16}, 0, 0);
-}
-
-BENCH_FULL(quantise, "8192 x 6144, 1 x 128, fp32", "")
-{
-    bench((struct quantised){8192, 6144, 1, 128, FP8_BLOCK, 0, F32}, 0, 0);
-}
-
-BENCH_FULL(quantise, "16384 x 6144, 1 x 128 and transpose", "")
-{
-    bench((struct quantised){16384, 6144, 1, 128, FP8_BLOCK, 0, BF16}, 1, 0);
-}
-
-BENCH_FULL(quantise, "8192 x 6144, 1 x 128 and transpose", "")
-{
-    bench((struct quantised){8192, 6144, 1, 128, FP8_BLOCK, 0, BF16}, 1, 0);
-}
-
-BENCH_FULL(quantise, "32 x 6144 x 2048, 128 x 128", "")
-{
-    bench((struct quantised){32 * 6144, 2048, 128, 128, FP8_BLOCK, 0, BF16}, 0, 0);
-}
-
-BENCH_FULL(quantise, "32 x 6144 x 2048, 128 x 128, release order", "")
-{
-    bench((struct quantised){32 * 6144, 2048, 128, 128, FP8_BLOCK_RELEASE, 0, BF16}, 0, 0);
-}
-
-BENCH_FULL(quantise, "32 x 6144 x 2048, 128 x 128 and transpose", "")
-{
-    bench((struct quantised){32 * 6144, 2048, 128, 128, FP8_BLOCK, 0, BF16}, 1, 0);
-}
-
-BENCH_FULL(quantise, "16384 x 6144, MXFP8", "")
-{
-    bench((struct quantised){16384, 6144, 1, 32, MXFP8, 0, BF16}, 0, 0);
-}
-
-BENCH_FULL(quantise, "8192 x 6144, MXFP8", "")
-{
-    bench((struct quantised){8192, 6144, 1, 32, MXFP8, 0, BF16}, 0, 0);
-}
-
-BENCH_FULL(quantise, "8192 x 6144, MXFP8 and transpose", "")
-{
-    bench((struct quantised){8192, 6144, 1, 32, MXFP8, 0, BF16}, 1, 0);
-}
-
-BENCH_FULL(quantise, "16384 x 6144, NVFP4", "")
-{
-    bench((struct quantised){16384, 6144, 1, 16, NVFP4, 0, BF16}, 0, 0);
-}
-
-BENCH_FULL(quantise, "32 x 6144 x 2048, NVFP4 as ModelOpt", "")
-{
-    bench((struct quantised){32 * 6144, 2048, 1, 16, NVFP4_MODELOPT, 0, BF16}, 0, 0);
-}
-
-BENCH_FULL(dequantise, "16384 x 6144, 1 x 128", "")
-{
-    bench((struct quantised){16384, 6144, 1, 128, FP8_BLOCK, 0, BF16}, 0, 1);
-}
-
-BENCH_FULL(dequantise, "32 x 6144 x 2048, 128 x 128", "")
-{
-    bench((struct quantised){32 * 6144, 2048, 128, 128, FP8_BLOCK, 0, BF16}, 0, 1);
-}
-
-BENCH_FULL(dequantise, "16384 x 6144, MXFP8", "")
-{
-    bench((struct quantised){16384, 6144, 1, 32, MXFP8, 0, BF16}, 0, 1);
-}
-
-BENCH_FULL(dequantise, "32 x 6144 x 2048, NVFP4 as ModelOpt", "")
-{
-    bench((struct quantised){32 * 6144, 2048, 1, 16, NVFP4_MODELOPT, 0, BF16}, 0, 1);
-}
+BENCH_QUANTISED(quantise, "16384 x 6144, 1 x 128", 0, 0, 16384, 6144, 1, 128, FP8_BLOCK, 0, BF16)
+BENCH_QUANTISED(quantise, "8192 x 6144, 1 x 128", 0, 0, 8192, 6144, 1, 128, FP8_BLOCK, 0, BF16)
+BENCH_QUANTISED(quantise, "8192 x 6144, 1 x 128, power of two", 0, 0, 8192, 6144, 1, 128, FP8_BLOCK_POWER, 0, BF16)
+BENCH_QUANTISED(quantise, "8192 x 6144, 1 x 128, fp32", 0, 0, 8192, 6144, 1, 128, FP8_BLOCK, 0, F32)
+BENCH_QUANTISED(quantise, "16384 x 6144, 1 x 128 and transpose", 1, 0, 16384, 6144, 1, 128, FP8_BLOCK, 0, BF16)
+BENCH_QUANTISED(quantise, "8192 x 6144, 1 x 128 and transpose", 1, 0, 8192, 6144, 1, 128, FP8_BLOCK, 0, BF16)
+BENCH_QUANTISED(quantise, "32 x 6144 x 2048, 128 x 128", 0, 0, 32 * 6144, 2048, 128, 128, FP8_BLOCK, 0, BF16)
+BENCH_QUANTISED(quantise, "32 x 6144 x 2048, 128 x 128, release order",
+                0, 0, 32 * 6144, 2048, 128, 128, FP8_BLOCK_RELEASE, 0, BF16)
+BENCH_QUANTISED(quantise, "32 x 6144 x 2048, 128 x 128 and transpose",
+                1, 0, 32 * 6144, 2048, 128, 128, FP8_BLOCK, 0, BF16)
+BENCH_QUANTISED(quantise, "16384 x 6144, MXFP8", 0, 0, 16384, 6144, 1, 32, MXFP8, 0, BF16)
+BENCH_QUANTISED(quantise, "8192 x 6144, MXFP8", 0, 0, 8192, 6144, 1, 32, MXFP8, 0, BF16)
+BENCH_QUANTISED(quantise, "8192 x 6144, MXFP8 and transpose", 1, 0, 8192, 6144, 1, 32, MXFP8, 0, BF16)
+BENCH_QUANTISED(quantise, "16384 x 6144, NVFP4", 0, 0, 16384, 6144, 1, 16, NVFP4, 0, BF16)
+BENCH_QUANTISED(quantise, "32 x 6144 x 2048, NVFP4 as ModelOpt", 0, 0, 32 * 6144, 2048, 1, 16, NVFP4_MODELOPT, 0, BF16)
+BENCH_QUANTISED(dequantise, "16384 x 6144, 1 x 128", 0, 1, 16384, 6144, 1, 128, FP8_BLOCK, 0, BF16)
+BENCH_QUANTISED(dequantise, "32 x 6144 x 2048, 128 x 128", 0, 1, 32 * 6144, 2048, 128, 128, FP8_BLOCK, 0, BF16)
+BENCH_QUANTISED(dequantise, "16384 x 6144, MXFP8", 0, 1, 16384, 6144, 1, 32, MXFP8, 0, BF16)
+BENCH_QUANTISED(dequantise, "32 x 6144 x 2048, NVFP4 as ModelOpt",
+                0, 1, 32 * 6144, 2048, 1, 16, NVFP4_MODELOPT, 0, BF16)
