@@ -41,14 +41,17 @@ static inline size_t latent_bytes(const struct sparse_mla *a, const struct padde
     return used;
 }
 
-/* Row u of the latent array in fp32, padded. For use in a parallel region; ends with a barrier. */
-static inline void pad_latent(const struct sparse_mla *a, const struct padded *p, const void *kv, float *to)
+/* The latent array in fp32 with padded rows: its copy at `to`, or itself. For use in a parallel region; ends with a
+ * barrier if it copies. */
+static inline const float *pad_latent(const struct sparse_mla *a, const struct padded *p, const void *kv, float *to)
 {
+    if (p->in_place) return kv;
 #pragma omp for schedule(static)
     for (int64_t u = 0; u < a->keys; u++) {
         read_floats(a->type, kv, u * p->width, p->width, to + u * p->columns);
         memset(to + u * p->columns + p->width, 0, (size_t)(p->columns - p->width) * sizeof *to);
     }
+    return to;
 }
 
 /* The rows of a query's keys; returns their number. Slots up to the next multiple of KEYS repeat the first. */

@@ -257,8 +257,7 @@ void cpu_sparse_mla_backward(struct stream *s, const struct sparse_mla *a, const
         size_t bytes = scratch_layout(a, &p, NULL, &scratch);
 
         scratch_layout(a, &p, (char *)workspace + shared + (size_t)omp_get_thread_num() * bytes, &scratch);
-        if (!p.in_place)
-            pad_latent(a, &p, kv, workspace);
+        pad_latent(a, &p, kv, workspace); /* where kept.kv is */
 #pragma omp for schedule(static)
         for (int64_t u = 0; u < a->keys; u++)
             memset(kept.dkv + u * p.columns, 0, (size_t)p.columns * sizeof(float));

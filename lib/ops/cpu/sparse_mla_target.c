@@ -52,11 +52,9 @@ void cpu_sparse_mla_target(struct stream *s, const struct sparse_mla *a, const v
     {
         struct scratch scratch;
         size_t bytes = scratch_layout(a, &p, NULL, &scratch);
-        const float *latent = p.in_place ? kv : workspace;
+        const float *latent = pad_latent(a, &p, kv, workspace);
 
         scratch_layout(a, &p, (char *)workspace + latent_bytes(a, &p) + (size_t)omp_get_thread_num() * bytes, &scratch);
-        if (!p.in_place)
-            pad_latent(a, &p, kv, workspace);
 #pragma omp for schedule(dynamic, 4)
         for (int64_t t = 0; t < a->rows; t++)
             target_row(a, &p, q, latent, selected, lse, target, &scratch, t);
