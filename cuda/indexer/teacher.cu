@@ -1,10 +1,10 @@
 /* p = mean over heads of exp(q k^T scale - lse), and lse where no attention has left one.
  *
  * A block has 128 rows and 128 keys, 64 rows for either of two warpgroups, whose products follow one another 64 columns
- * at a time. For p the keys stay and the heads change, so the sum over heads never leaves the registers;
- * for lse the head stays and the keys change. Four blocks work together on 256 rows and 256 keys: either
- * half of a block's queries or keys is brought by one of the two that need it, for both. Block `rank` of
- * the four has rows rank % 2 and keys rank / 2. */
+ * at a time and do not wait for what is made of them. For p the keys stay and the heads change, so the sum over heads
+ * never leaves the registers; for lse the head stays and the keys change. Four blocks work together on 256 rows and
+ * 256 keys: either half of a block's queries or keys is brought by one of the two that need it, for both. Block `rank`
+ * of the four has rows rank % 2 and keys rank / 2. */
 #include "indexer/teacher.cuh"
 
 #include "attention/hopper.cuh"
@@ -18,6 +18,7 @@ using namespace hopper;
 
 constexpr int STAGES = 6, GROUPS = 2, THREADS = (GROUPS + 1) * WARPGROUP;
 constexpr int SIDE = GROUPS * TILE; /* rows, and keys, of a block */
+constexpr int IN_FULL = 256, ABSORBED = 576; /* widths of a head */
 constexpr uint32_t SIDE_BYTES = 2 * BLOCK_BYTES;
 
 struct teacher_maps {
@@ -74,72 +75,119 @@ __device__ void bring(const teacher_maps &m, const teaching &x, shared_teacher &
     }
 }
 
-/* Where a warpgroup stands in the ring. A stage is given back to all that bring something into it. */
+/* Where a warpgroup stands in the ring. A stage is given back to all that bring something into it, LATE products after
+ * its own began: so many are under way while the warpgroup does other things. */
+constexpr int LATE = 3;
+
 struct reader {
-    uint32_t empty[3], slot = 0, parity = 0; /* barriers of slot 0: of this block and its two neighbours */
+    shared_teacher &s;
+    uint32_t empty; /* of slot 0: this block's in lane 0, its two neighbours' in 1 and 2 */
+    uint32_t group, slot = 0, parity = 0, behind = 0;
+    int held = 0;
 
-    __device__ __forceinline__ explicit reader(shared_teacher &s)
+    __device__ __forceinline__ explicit reader(shared_teacher &memory) : s(memory)
     {
-        const uint32_t rank = cluster_rank(), first = shared_address(s.empty);
-
-        for (int i = 0; i < 3; i++) empty[i] = cluster_address(first, rank ^ i);
+        empty = cluster_address(shared_address(s.empty), cluster_rank() ^ threadIdx.x % 32 % 3);
+        group = __reduce_max_sync(~0u, threadIdx.x / WARPGROUP);
     }
-    __device__ __forceinline__ void give_back(uint32_t at) const
+    __device__ __forceinline__ void give_back()
     {
         __syncwarp();
-        if (threadIdx.x % 32 < 3) {
-            const uint32_t lane = threadIdx.x % 32;
-            barrier_arrive_cluster((lane == 0 ? empty[0] : lane == 1 ? empty[1] : empty[2]) + at * 8);
+        if (threadIdx.x % 32 < 3) barrier_arrive_cluster(empty + behind * 8);
+        if (++behind == STAGES) behind = 0;
+    }
+    /* 64 columns more of score; FIRST: the first */
+    template <bool FIRST>
+    __device__ __forceinline__ void multiply(float (&score)[64])
+    {
+        const uint32_t at = __reduce_max_sync(~0u, slot); /* for the compiler: the same in all lanes */
+        const uint32_t q = descriptor(shared_address(s.stage[at].q) + group * BLOCK_BYTES, 16);
+        const uint32_t k = descriptor(shared_address(s.stage[at].key), 16);
+
+        barrier_wait(shared_address(&s.full[at]), parity);
+        mma_begin();
+#pragma unroll
+        for (int step = 0; step < BLOCK / 16; step++) {
+            if (FIRST && step == 0)
+                product<SIDE, 0, 0>::start(score, q, k);
+            else
+                product<SIDE, 0, 0>::run(score, q + step * 2, k + step * 2);
         }
+        mma_commit();
+        mma_wait<LATE>();
+        if (held == LATE)
+            give_back();
+        else
+            held++;
+        if (++slot == STAGES) slot = 0, parity ^= 1;
+    }
+    /* Begins score = this warpgroup's 64 rows times 128 keys; whatever was begun before it is then complete. */
+    template <int WIDTH>
+    __device__ __forceinline__ void begin(float (&score)[64])
+    {
+        static_assert(WIDTH / BLOCK >= LATE, "what was begun before is complete");
+        multiply<true>(score);
+#pragma unroll
+        for (int b = 1; b < WIDTH / BLOCK; b++) multiply<false>(score);
+    }
+    __device__ __forceinline__ void finish()
+    {
+        mma_wait<0>();
+        for (; held > 0; held--) give_back();
     }
 };
 
-/* score = this warpgroup's 64 rows times 128 keys, all columns. */
-__device__ __forceinline__ void multiply(shared_teacher &s, reader &r, int blocks, float (&score)[64])
+/* Calls fold(i, scores) for all of a course, each while the products of the next are under way. */
+template <int WIDTH, class F>
+__device__ __forceinline__ void each_score(shared_teacher &s, int count, F &&fold)
 {
-    const int group = threadIdx.x / WARPGROUP;
-    uint32_t before = 0;
+    float even[64], odd[64];
+    int i = 0;
+    reader r(s);
 
-#pragma unroll
-    for (int i = 0; i < 64; i++) score[i] = 0;
-    for (int b = 0; b < blocks; b++) {
-        const uint32_t q = descriptor(shared_address(s.stage[r.slot].q) + group * BLOCK_BYTES, 16);
-        const uint32_t k = descriptor(shared_address(s.stage[r.slot].key), 16);
-
-        barrier_wait(shared_address(&s.full[r.slot]), r.parity);
-        mma_begin();
-#pragma unroll
-        for (int step = 0; step < BLOCK / 16; step++) product<SIDE, 0, 0>::run(score, q + step * 2, k + step * 2);
-        mma_commit();
-        if (b > 0) {
-            mma_wait<1>();
-            r.give_back(before);
-        }
-        before = r.slot;
-        if (++r.slot == STAGES) r.slot = 0, r.parity ^= 1;
+    if (count == 0) return;
+    auto make = [&](int at, float (&score)[64]) {
+        settle(score);
+        fold(at, score);
+    };
+    r.begin<WIDTH>(even);
+    for (; i + 2 < count; i += 2) {
+        r.begin<WIDTH>(odd);
+        make(i, even);
+        r.begin<WIDTH>(even);
+        make(i + 1, odd);
     }
-    mma_wait<0>();
-    settle(score);
-    r.give_back(before);
+    if (i + 1 < count) {
+        r.begin<WIDTH>(odd);
+        make(i, even);
+        r.finish();
+        make(i + 1, odd);
+    } else {
+        r.finish();
+        make(i, even);
+    }
 }
 
+template <int WIDTH>
 __device__ void mean(const teaching &x, shared_teacher &s, const course &c)
 {
     const int64_t mine = c.row + threadIdx.x / WARPGROUP * TILE + fragment_row(); /* and the one 8 further on */
     const int heads = x.t.heads;
     const float scale = x.t.scale * LOG2_E;
     const float *lse = x.lse + (mine - x.first) * heads;
-    float sum[64] = {}, score[64];
-    reader r(s);
+    const bool here[2] = {mine < c.last, mine + 8 < c.last};
+    float sum[64] = {}, next[2] = {here[0] ? lse[0] : INFINITY, here[1] ? lse[8 * heads] : INFINITY};
 
-    for (int head = 0; head < heads; head++) {
-        const float first = mine < c.last ? lse[head] * LOG2_E : INFINITY;
-        const float second = mine + 8 < c.last ? lse[8 * heads + head] * LOG2_E : INFINITY;
+    each_score<WIDTH>(s, heads, [&](int head, const float (&score)[64]) {
+        const float now[2] = {next[0] * LOG2_E, next[1] * LOG2_E};
 
-        multiply(s, r, x.t.width / BLOCK, score);
+        if (head + 1 < heads) {
+            if (here[0]) next[0] = lse[head + 1];
+            if (here[1]) next[1] = lse[8 * heads + head + 1];
+        }
 #pragma unroll
-        for (int i = 0; i < 64; i++) sum[i] += exp2_fast(fmaf(score[i], scale, -(i / 2 % 2 ? second : first)));
-    }
+        for (int i = 0; i < 64; i++) sum[i] += exp2_fast(fmaf(score[i], scale, -now[i / 2 % 2]));
+    });
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int64_t t = mine + 8 * h;
@@ -156,13 +204,13 @@ __device__ void mean(const teaching &x, shared_teacher &s, const course &c)
     }
 }
 
+template <int WIDTH>
 __device__ void log_sums(const teaching &x, shared_teacher &s, const course &c, float *lse)
 {
     const int64_t mine = c.row + threadIdx.x / WARPGROUP * TILE + fragment_row();
     const float scale = x.t.scale * LOG2_E;
     int start[2], count[2];
-    float top[2] = {-INFINITY, -INFINITY}, sum[2] = {}, score[64]; /* of this lane's columns; powers of two */
-    reader r(s);
+    float top[2] = {-INFINITY, -INFINITY}, sum[2] = {}; /* of this lane's columns; powers of two */
 
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -171,30 +219,31 @@ __device__ void log_sums(const teaching &x, shared_teacher &s, const course &c, 
         start[h] = t < c.last ? x.start[t] : 0;
         count[h] = t < c.last ? max(x.end[t] - start[h], 0) : 0;
     }
-    for (int tile = 0; tile < c.count; tile++) {
+    each_score<WIDTH>(s, c.count, [&](int tile, const float (&score)[64]) {
         const int key = (int)c.key_at(tile) + fragment_column();
 
-        multiply(s, r, x.t.width / BLOCK, score);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
+            const int first = key - start[h];
             float most = top[h], here = 0;
-
+            auto each = [&](auto &&visit) {
 #pragma unroll
-            for (int i = 2 * h; i < 64; i += 4)
+                for (int i = 2 * h; i < 64; i += 4)
 #pragma unroll
-                for (int j = 0; j < 2; j++) {
-                    const bool seen = (unsigned)(key + 8 * (i / 4) + j - start[h]) < (unsigned)count[h];
+                    for (int j = 0; j < 2; j++) {
+                        const bool seen = (unsigned)(first + 8 * (i / 4) + j) < (unsigned)count[h];
 
-                    score[i + j] = seen ? score[i + j] * scale : -INFINITY;
-                    most = fmaxf(most, score[i + j]);
-                }
+                        visit(seen ? score[i + j] * scale : -INFINITY);
+                    }
+            };
+
+            each([&](float logit) { most = fmaxf(most, logit); });
             if (most == -INFINITY) continue;
-#pragma unroll
-            for (int i = 2 * h; i < 64; i += 4) here += exp2_fast(score[i] - most) + exp2_fast(score[i + 1] - most);
+            each([&](float logit) { here += exp2_fast(logit - most); });
             sum[h] = sum[h] * exp2_fast(top[h] - most) + here;
             top[h] = most;
         }
-    }
+    });
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         float most = fmaxf(top[h], __shfl_xor_sync(~0u, top[h], 1));
@@ -210,7 +259,7 @@ __device__ void log_sums(const teaching &x, shared_teacher &s, const course &c, 
 }
 
 /* blockIdx: tile of the chunk's rows; tile of keys, or which half of these tiles; head. */
-template <bool LSE>
+template <int WIDTH, bool LSE>
 __global__ __cluster_dims__(2, 2) __launch_bounds__(THREADS, 1)
 void teacher_kernel(const __grid_constant__ teacher_maps m, const teaching x)
 {
@@ -241,15 +290,15 @@ void teacher_kernel(const __grid_constant__ teacher_maps m, const teaching x)
     __syncthreads();
     cluster_barrier();
     if (threadIdx.x >= GROUPS * WARPGROUP) {
-        registers_fewer<40>();
+        registers_fewer<24>();
         if (threadIdx.x == GROUPS * WARPGROUP) bring(m, x, s, c);
         __syncwarp();
     } else {
-        registers_more<232>();
+        registers_more<240>();
         if (LSE)
-            log_sums(x, s, c, x.own_lse + blockIdx.y * x.rows * x.t.heads);
+            log_sums<WIDTH>(x, s, c, x.own_lse + blockIdx.y * x.rows * x.t.heads);
         else
-            mean(x, s, c);
+            mean<WIDTH>(x, s, c);
     }
     cluster_barrier(); /* the others may still bring or arrive */
 }
@@ -272,29 +321,40 @@ bool map_of(CUtensorMap *map, const void *array, int64_t width, int64_t rows, in
     return encode_map(map, GROUPED_GEMM_BF16, array, 3, size, heads * width, width, BLOCK, TILE);
 }
 
+template <int WIDTH>
+void teach(cuda_device *d, const teacher_maps &m, teaching x)
+{
+    const unsigned rows = (unsigned)(divided(x.rows, 2 * SIDE) * 2), keys = (unsigned)(divided(x.keys, 2 * SIDE) * 2);
+    const size_t bytes = sizeof(shared_teacher) + 1024; /* alignment */
+
+    if (!x.lse) {
+        const int64_t count = x.rows * x.t.heads;
+        const dim3 blocks(rows, TEACHER_PARTS, (unsigned)x.t.heads);
+
+        allow_shared(teacher_kernel<WIDTH, true>, bytes);
+        teacher_kernel<WIDTH, true><<<blocks, THREADS, bytes, d->stream>>>(m, x);
+        join_kernel<<<(unsigned)divided(count, 256), 256, 0, d->stream>>>(x.own_lse, count);
+        x.lse = x.own_lse;
+    }
+    allow_shared(teacher_kernel<WIDTH, false>, bytes);
+    teacher_kernel<WIDTH, false><<<dim3(rows, keys), THREADS, bytes, d->stream>>>(m, x);
+}
+
 } /* namespace */
 
 bool teach_hopper(cuda_device *d, const teaching &x)
 {
-    const unsigned rows = (unsigned)(divided(x.rows, 2 * SIDE) * 2), keys = (unsigned)(divided(x.keys, 2 * SIDE) * 2);
-    const size_t bytes = sizeof(shared_teacher) + 1024; /* alignment */
     teacher_maps m;
-    teaching with_lse = x;
 
-    if (x.type != GLM52_DTYPE_BF16 || x.t.width % BLOCK || (x.t.key_heads != x.t.heads && x.t.key_heads != 1) ||
-        !aligned16(x.q) || !aligned16(x.key) || x.keys > INT32_MAX - 2 * SIDE || x.keys == 0 ||
-        x.all_rows > INT32_MAX - 2 * SIDE || !map_of(&m.q, x.q, x.t.width, x.all_rows, x.t.heads) ||
+    if (x.type != GLM52_DTYPE_BF16 || (x.t.width != IN_FULL && x.t.width != ABSORBED) ||
+        (x.t.key_heads != x.t.heads && x.t.key_heads != 1) || !aligned16(x.q) || !aligned16(x.key) ||
+        x.keys > INT32_MAX - 2 * SIDE || x.keys == 0 || x.all_rows > INT32_MAX - 2 * SIDE ||
+        !map_of(&m.q, x.q, x.t.width, x.all_rows, x.t.heads) ||
         !map_of(&m.key, x.key, x.t.width, x.keys, x.t.key_heads))
         return false;
-    if (!x.lse) {
-        const int64_t count = x.rows * x.t.heads;
-
-        allow_shared(teacher_kernel<true>, bytes);
-        teacher_kernel<true><<<dim3(rows, TEACHER_PARTS, (unsigned)x.t.heads), THREADS, bytes, d->stream>>>(m, x);
-        join_kernel<<<(unsigned)divided(count, 256), 256, 0, d->stream>>>(x.own_lse, count);
-        with_lse.lse = x.own_lse;
-    }
-    allow_shared(teacher_kernel<false>, bytes);
-    teacher_kernel<false><<<dim3(rows, keys), THREADS, bytes, d->stream>>>(m, with_lse);
+    if (x.t.width == IN_FULL)
+        teach<IN_FULL>(d, m, x);
+    else
+        teach<ABSORBED>(d, m, x);
     return true;
 }
