@@ -66,6 +66,12 @@ __global__ __launch_bounds__(THREADS) void collect_kernel(const struct dispatch 
         float sum[V] = {};
 
         if (d.add) load(from + c, sum);
+        if (d.add > 1) {
+            const several<T, V> more = *(const several<T, V> *)(y + c);
+
+#pragma unroll
+            for (int i = 0; i < V; i++) sum[i] += get(more.at[i]);
+        }
         for (int32_t first = 0; first < d.k; first += AT_ONCE) {
             several<T, V> part[AT_ONCE] = {};
 

@@ -1,6 +1,7 @@
 /* Mixture of experts: sigmoid router, dropless grouped experts, one shared expert; model.md 2.6. The routing weight
  * multiplies the activation before the down projection, which is the same product, and lets backward do without the
- * experts' outputs. */
+ * experts' outputs. The sum over a row's experts comes last, in fp32 and with all else that it is added to: what would
+ * be rounded before is the larger part of the result. */
 #include <math.h>
 
 #include "model/parts.h"
@@ -25,6 +26,11 @@ static struct grouped_gemm grouped(const struct moe *m, int64_t rows, int64_t n,
                                  .gradient = m->w->expert0.gate->gradient_type};
 }
 
+static int64_t most(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
 void moe_plan(struct moe *m, struct stream *s, struct plan *p)
 {
     const struct model_config *c = m->c;
@@ -38,15 +44,16 @@ void moe_plan(struct moe *m, struct stream *s, struct plan *p)
     plan_save(p, &m->slots.source, GLM52_DTYPE_I32, all, 1);
     plan_save(p, &m->slots.place, GLM52_DTYPE_I32, all, 1);
     plan_save(p, &m->slots.gate_up, m->type, all, 2 * width);
+    plan_save(p, &m->shared.slots.gate_up, m->type, p->rows, 2 * m->shared.width);
 
     uint64_t mark = plan_mark(p);
     plan_temp_bytes(p, &m->slots.workspace, s->ops->dispatch_sort_bytes(s, &d));
     plan_temp(p, &m->slots.wide, m->type, all, hidden);
-    plan_temp(p, &m->slots.act, m->type, all, width);
+    plan_temp(p, &m->slots.act, m->type, most(all, p->rows * c->n_shared_experts), width);
+    m->shared.slots.act = m->slots.act; /* one is dead when the other begins */
     plan_temp(p, &m->slots.dweight, GLM52_DTYPE_F32, p->rows, c->num_experts_per_tok);
     plan_temp(p, &m->slots.dlogits, GLM52_DTYPE_F32, p->rows, c->n_routed_experts);
     plan_release(p, mark);
-    mlp_plan(&m->shared, p);
 }
 
 static struct route route_shape(const struct moe *m, int64_t rows)
@@ -95,13 +102,15 @@ static void choose_experts(const struct moe *m, const struct pass *f, int layer,
 void moe_forward(const struct moe *m, const struct pass *f, int layer, const void *x, const void *from, void *y)
 {
     int64_t width = m->c->moe_intermediate_size, hidden = m->c->hidden_size;
-    struct dispatch d = dispatch_shape(m, f->rows, 1);
+    struct dispatch d = dispatch_shape(m, f->rows, 2);
     struct grouped_gemm up = grouped(m, f->rows, 2 * width, hidden), down = grouped(m, f->rows, hidden, width);
     struct swiglu g = {.rows = up.rows, .width = width, .type = m->type};
     const int32_t *offsets = at(f, m->slots.offsets), *place = at(f, m->slots.place);
     void *wide = at(f, m->slots.wide), *gate_up = at(f, m->slots.gate_up), *act = at(f, m->slots.act);
 
     d.from = from;
+    LABEL(f, "moe.shared");
+    mlp_forward(&m->shared, f, x, NULL, y);
     choose_experts(m, f, layer, x);
     LABEL(f, "moe.experts");
     f->ops->dispatch_spread(f->stream, &d, place, x, wide);
@@ -109,8 +118,6 @@ void moe_forward(const struct moe *m, const struct pass *f, int layer, const voi
     f->ops->swiglu_forward(f->stream, &g, gate_up, at(f, m->slots.weight), at(f, m->slots.source), act);
     f->ops->grouped_gemm_forward(f->stream, &down, offsets, act, m->w->expert0.down->value, wide);
     f->ops->dispatch_collect(f->stream, &d, place, wide, y);
-    LABEL(f, "moe.shared");
-    mlp_forward(&m->shared, f, x, y, y);
 }
 
 /* gradient_add() for `count` matrices of every expert, those of the first at w. */
@@ -122,8 +129,8 @@ static int experts_add(const struct moe *m, const struct pass *b, const struct p
     return add;
 }
 
-/* Through the experts: dx = sum of what they pass back, and the gradient of the routing weights. */
-static void experts_backward(const struct moe *m, const struct pass *b, const void *x, const void *dy, void *dx)
+/* Through the experts, up to the rows of `wide` that each passes back; and the gradient of the routing weights. */
+static void experts_backward(const struct moe *m, const struct pass *b, const void *x, const void *dy)
 {
     int64_t width = m->c->moe_intermediate_size, hidden = m->c->hidden_size;
     struct dispatch d = dispatch_shape(m, b->rows, 0);
@@ -149,7 +156,6 @@ static void experts_backward(const struct moe *m, const struct pass *b, const vo
         b->ops->grouped_gemm_backward_weight(b->stream, &weight, offsets, dgate_up, wide, m->w->expert0.gate->gradient);
     }
     b->ops->grouped_gemm_backward_rows(b->stream, &up, offsets, dgate_up, m->w->expert0.gate->value, wide);
-    b->ops->dispatch_collect(b->stream, &d, place, wide, dx);
 }
 
 /* Balance and z losses act on the logits alone. Each microbatch and each pass over the weights has its share. */
@@ -173,7 +179,7 @@ static void router_backward(const struct moe *m, const struct pass *b, const voi
     const struct parameter *w = m->w->router;
     int64_t in = w->shape[1], experts = w->shape[0];
     struct route r = route_shape(m, b->rows);
-    struct gemm rows = {.m = b->rows, .n = in, .k = experts, .lda = experts, .ldb = in, .ldc = in, .batch = 1, .add = 1,
+    struct gemm rows = {.m = b->rows, .n = in, .k = experts, .lda = experts, .ldb = in, .ldc = in, .batch = 1,
                         .a_type = GLM52_DTYPE_F32, .b_type = w->type, .c_type = m->type};
     struct gemm weight = {.m = experts, .n = in, .k = b->rows, .lda = experts, .ldb = in, .ldc = in, .batch = 1,
                           .transpose_a = 1, .a_type = GLM52_DTYPE_F32, .b_type = m->type, .c_type = w->gradient_type};
@@ -193,8 +199,12 @@ static void router_backward(const struct moe *m, const struct pass *b, const voi
 
 void moe_backward(const struct moe *m, const struct pass *b, const void *x, const void *dy, void *dx)
 {
-    experts_backward(m, b, x, dy, dx);
+    struct dispatch d = dispatch_shape(m, b->rows, 1);
+
+    experts_backward(m, b, x, dy);
     router_backward(m, b, x, dx);
     LABEL(b, "moe.shared");
     mlp_backward(&m->shared, b, x, dy, dx, 1);
+    LABEL(b, "moe.experts");
+    b->ops->dispatch_collect(b->stream, &d, at(b, m->slots.place), at(b, m->slots.wide), dx);
 }

@@ -86,7 +86,7 @@ struct mlp {
 };
 
 void mlp_plan(struct mlp *m, struct plan *p);
-/* y = from + the rest; from may be y. */
+/* y = from + the rest; from may be y, or NULL: nothing. */
 void mlp_forward(const struct mlp *m, const struct pass *f, const void *x, const void *from, void *y);
 /* dx (+)= */
 void mlp_backward(const struct mlp *m, const struct pass *b, const void *x, const void *dy, void *dx, int add);
@@ -110,7 +110,7 @@ struct moe {
 };
 
 void moe_plan(struct moe *m, struct stream *s, struct plan *p);
-/* y = from + the rest. */
+/* y = from + the rest; from is not y. */
 void moe_forward(const struct moe *m, const struct pass *f, int layer, const void *x, const void *from, void *y);
 void moe_backward(const struct moe *m, const struct pass *b, const void *x, const void *dy, void *dx); /* dx = */
 

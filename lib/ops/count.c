@@ -326,7 +326,7 @@ struct counted count_dispatch_collect(struct stream *s, const struct dispatch *d
     double rows = (double)d->rows, width = (double)d->width;
 
     return count(s, "dispatch_collect", 0,
-                 size(d->type) * rows * width * ((d->add ? 2.0 : 1.0) + d->k) + WORD * rows * d->k);
+                 size(d->type) * rows * width * (1.0 + d->add + d->k) + WORD * rows * d->k);
 }
 
 struct counted count_swiglu_forward(struct stream *s, const struct swiglu *g, int weighted)

@@ -139,7 +139,7 @@ struct dispatch {
     int64_t rows, width;
     int32_t k, experts, add;
     glm52_dtype type;
-    const void *from; /* with add: what collect adds to, laid out as y; NULL: y itself */
+    const void *from; /* with add: what collect adds to, laid out as y; NULL: y itself. With add = 2: to both */
 };
 
 struct swiglu {

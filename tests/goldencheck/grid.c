@@ -36,7 +36,9 @@ static void to_one_grid(void *values, int64_t rows, int64_t width)
 /* Gradients of parameters stay fp32, and so do indexer weights and the logits of router and head. */
 static int stays_fp32(const struct stream *s, const struct gemm *g)
 {
-    return g->transpose_a || g->scale != 0 || !strcmp(s->label, "head") || (!strcmp(s->label, "moe.router") && !g->add);
+    int forward = g->transpose_b && !strcmp(s->label, "moe.router");
+
+    return g->transpose_a || g->scale != 0 || !strcmp(s->label, "head") || forward;
 }
 
 static void gemm(struct stream *s, const struct gemm *g, const void *a, const void *b, void *c)

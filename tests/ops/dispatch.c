@@ -97,6 +97,13 @@ static void check_moves(struct dispatch d)
         other.from = y->at;
         ops->dispatch_collect(device, &other, place->at, slots->at, to->at);
         check_close(to, want, tolerance(d.type, d.k));
+
+        struct array *both = array_normal(d.type, y->count, 1);
+        double *want_both = doubles(y->count);
+        for (int64_t i = 0; i < y->count; i++) want_both[i] = want[i] + both->value[i];
+        other.add = 2;
+        ops->dispatch_collect(device, &other, place->at, slots->at, both->at);
+        check_close(both, want_both, tolerance(d.type, d.k + 1));
     } else {
         array_poison(y);
     }
@@ -163,6 +170,7 @@ static void bench_full(int what, int64_t rows, int32_t experts, int32_t add)
     struct array *x = array_random(d.type, what ? rows * d.width : 0);
     struct array *slots = array_random(d.type, what ? rows * d.k * d.width : 0);
 
+    if (add > 1) d.from = array_random(d.type, rows * d.width)->at;
     ops->dispatch_sort(device, &d, chosen->at, offsets->at, source->at, place->at, workspace->at);
     BENCH_LOOP {
         if (what == 0)
@@ -213,4 +221,9 @@ BENCH_FULL(dispatch_collect, "8192 x 6144, 8 of 32, added", "")
 BENCH_FULL(dispatch_collect, "4096 x 6144, 8 of 32, added", "")
 {
     bench_full(2, 4096, 32, 1);
+}
+
+BENCH_FULL(dispatch_collect, "8192 x 6144, 8 of 32, added to two", "")
+{
+    bench_full(2, 8192, 32, 2);
 }

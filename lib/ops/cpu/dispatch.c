@@ -84,6 +84,12 @@ static void collect(const struct dispatch *d, const int32_t *place, const void *
         read_floats(d->type, d->from ? d->from : y, row * d->width + c, n, sum);
     else
         memset(sum, 0, (size_t)n * sizeof *sum);
+    if (d->add > 1) {
+        const float *part = load(d->type, y, row * d->width + c, n, buffer);
+
+        for (int64_t i = 0; i < n; i++)
+            sum[i] += part[i];
+    }
     for (int32_t j = 0; j < d->k; j++) {
         const float *part = load(d->type, x, place[row * d->k + j] * d->width + c, n, buffer);
 
