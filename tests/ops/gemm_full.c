@@ -290,6 +290,14 @@ BENCH_FULL(gemm, "kv_a: 8192 x 576 x 6144", "")
     bench_full(linear(8192, 576, 6144));
 }
 
+BENCH_FULL(gemm, "kv_a, to fp32", "")
+{
+    struct gemm g = linear(8192, 576, 6144);
+
+    g.c_type = F32;
+    bench_full(g);
+}
+
 BENCH_FULL(gemm, "kv_a, to rows", "")
 {
     bench_full(to_rows(linear(8192, 576, 6144)));
