@@ -1,9 +1,10 @@
 /* Rows of the embedding table by token, and the sum of gradients back into them.
  *
- * Backward sorts the rows by token, stable, and has a block for each. The first of few rows of a token adds them all
- * up; of many, each takes some columns, so that however often a token comes, many blocks share the work. Either way an
- * element of the table has one writer, which adds the rows in a fixed order. */
-#include "device/sort.cuh"
+ * Backward puts the rows of each token side by side, in order, and has a block for each. The first of few rows of a
+ * token adds them all up; of many, each takes some columns, so that however often a token comes, many blocks share the
+ * work. Either way an element of the table has one writer, which adds the rows in a fixed order. */
+#include "device/early.cuh"
+#include "embed/group.cuh"
 
 namespace {
 
@@ -49,55 +50,25 @@ void embed_forward(struct stream *s, const struct embed *e, const int32_t *token
     launched(d, "embed_forward");
 }
 
-/* ---- backward: rows by token ---- */
+/* ---- backward ---- */
 
-constexpr int DIGIT = 9; /* bits of a token that one pass sorts by */
-
-struct sorted_rows {
+/* Rows in groups of one token. */
+struct grouped_rows {
     int32_t *token, *row;
 };
 
-/* A pass of the radix sort: the pass before's (row = NULL: the order of rows) by the digit at `shift`. A negative
- * token is all ones, and there are more digits than a token of the vocabulary needs: it comes last and alone. */
-struct digits {
-    sorted_rows before, after;
-    int shift;
-
-    __device__ int bin(int64_t i) const { return (int)((unsigned)before.token[i] >> shift) & ((1 << DIGIT) - 1); }
-    __device__ void put(int64_t i, int slot) const
-    {
-        after.token[slot] = before.token[i];
-        after.row[slot] = before.row ? before.row[i] : (int32_t)i;
-    }
-};
-
-sorted_rows sort_rows(cuda_device *d, const struct embed *e, const int32_t *token, const sorted_rows (&room)[2],
-                      int32_t *counts)
-{
-    sorted_rows sorted = {(int32_t *)token, nullptr};
-    int turn = 0;
-
-    for (int shift = 0; shift == 0 || e->vocabulary >> shift; shift += DIGIT, turn ^= 1) {
-        counting_sort(d, e->rows, 1 << DIGIT, digits{sorted, room[turn], shift}, counts, nullptr);
-        sorted = room[turn];
-    }
-    return sorted;
-}
-
-/* ---- backward: sums ---- */
-
 constexpr int SUM_THREADS = 128;
-constexpr int FEW = 16;         /* rows of a token that one block adds up alone */
+constexpr int FEW = 4;          /* rows of a token that one block adds up alone */
 constexpr int MOST_SLICES = 96; /* blocks that share the columns of a token's many rows */
 
-/* The rows of a block's token among the sorted ones. */
+/* The rows of a block's token among the grouped ones. */
 struct run {
     int32_t token; /* negative: nothing to do */
     int before;    /* how many come before the block's own, MOST_SLICES at most */
     int ahead;     /* how many from its own on, 32 at most */
     int32_t row;   /* lane i: the one i further on */
 
-    __device__ run(const sorted_rows &s, int64_t rows)
+    __device__ run(const grouped_rows &s, int64_t rows)
     {
         const int64_t own = blockIdx.x;
         const int lane = threadIdx.x % 32;
@@ -206,11 +177,13 @@ __device__ void add_slices(const struct embed &e, const int32_t *rows, int n, in
 }
 
 template <class T, class G, int V>
-__global__ __launch_bounds__(SUM_THREADS, 6) void sums_kernel(const struct embed e, const sorted_rows sorted,
+__global__ __launch_bounds__(SUM_THREADS, 6) void sums_kernel(const struct embed e, const grouped_rows grouped,
                                                               const T *dy, G *dtable)
 {
     __shared__ int list[FEW];
-    const run own(sorted, e.rows);
+
+    wait_for_kernel_before(); /* until the rows are in groups */
+    const run own(grouped, e.rows);
 
     if (own.token < 0 || own.before == MOST_SLICES) return;
     G *table = dtable + own.token * e.width;
@@ -220,12 +193,12 @@ __global__ __launch_bounds__(SUM_THREADS, 6) void sums_kernel(const struct embed
 
         for (int64_t at = blockIdx.x;; at += SUM_THREADS) {
             const int64_t mine = at + threadIdx.x;
-            const int here = __syncthreads_count(mine < e.rows && sorted.token[mine] == own.token);
+            const int here = __syncthreads_count(mine < e.rows && grouped.token[mine] == own.token);
 
             n += here;
             if (here < SUM_THREADS) break;
         }
-        add_slices<V>(e, sorted.row + first, n, own.before, dy, table);
+        add_slices<V>(e, grouped.row + first, n, own.before, dy, table);
     } else if (own.before == 0 && own.ahead == 1) {
         const int alone = __shfl_sync(~0u, own.row, 0);
 
@@ -241,27 +214,26 @@ void embed_backward(struct stream *s, const struct embed *e, const int32_t *toke
 {
     cuda_device *d = device_of(s);
     const bool wide = e->width % WIDE == 0 && aligned16(dy) && aligned16(dtable);
-    sorted_rows room[2];
     size_t used = 0;
 
     count_embed_backward(s, e);
     if (e->rows == 0) return;
-    for (sorted_rows &r : room)
-        r = {carve<int32_t>(d->scratch, &used, e->rows), carve<int32_t>(d->scratch, &used, e->rows)};
-    int32_t *counts = carve<int32_t>(d->scratch, &used, (int64_t)(sort_bytes(e->rows, 1 << DIGIT) / sizeof(int32_t)));
+    const grouped_rows grouped = {carve<int32_t>(d->scratch, &used, e->rows),
+                                  carve<int32_t>(d->scratch, &used, e->rows)};
+    group::item *room = carve<group::item>(d->scratch, &used, e->rows);
     if (used > SCRATCH_BYTES) {
         record_error(d, cudaErrorInvalidValue, "embed_backward: more rows than the scratch has room for");
         return;
     }
-    const sorted_rows sorted = sort_rows(d, e, token, room, counts);
+    group::launch(d->stream, e->rows, token, room, grouped.token, grouped.row);
     with_type_and_width(e->type, wide, [&](auto element, auto width) {
         using T = decltype(element);
         constexpr int V = decltype(width)::value;
 
         with_type(e->gradient, [&](auto other) {
             using G = decltype(other);
-            sums_kernel<T, G, V>
-                <<<(unsigned)e->rows, SUM_THREADS, 0, d->stream>>>(*e, sorted, (const T *)dy, (G *)dtable);
+            launch_early(d->stream, (unsigned)e->rows, SUM_THREADS, sums_kernel<T, G, V>, *e, grouped, (const T *)dy,
+                         (G *)dtable);
         });
     });
     launched(d, "embed_backward");

@@ -65,6 +65,8 @@ CASE(embed, "one token in most rows, a vocabulary of many digits, one of exactly
     check_embed(97, 16, 512, BF16, F32);
     check_embed(1201, 8, 5003, BF16, BF16);
     check_embed(211, 3, 70001, F32, BF16);
+    check_embed(9001, 8, 154880, BF16, BF16);
+    check_embed(21003, 8, 1, BF16, F32); /* more rows of a token than one block of the cuda device holds on chip */
 }
 
 CASE(embed, "the same bits for any number of threads")
@@ -145,4 +147,14 @@ BENCH_FULL(embed_backward, "8192 x 6144 of 154880, bf16", "")
 BENCH_FULL(embed_backward, "16384 x 6144 of 154880, bf16", "")
 {
     bench_full(1, 16384, BF16);
+}
+
+BENCH_FULL(embed_backward, "32768 x 6144 of 154880, bf16", "")
+{
+    bench_full(1, 32768, BF16);
+}
+
+BENCH_FULL(embed_backward, "65536 x 6144 of 154880, bf16", "")
+{
+    bench_full(1, 65536, BF16);
 }
