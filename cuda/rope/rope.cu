@@ -8,8 +8,9 @@
 namespace {
 
 constexpr int THREADS = 256;
-constexpr int ROPE_HEADS = 2, SPREAD_HEADS = 16, SUM_HEADS = 4; /* of a thread, where a block has room for so few */
+constexpr int ROPE_HEADS = 1, SPREAD_HEADS = 16, SUM_HEADS = 2; /* of a thread, where a block has room for so few */
 constexpr unsigned MOST_ROWS = 64; /* of a block: what its third dimension may be */
+constexpr int LINE = 128;          /* bytes of the L2 that belong together */
 
 __global__ void table_kernel(int64_t rows, int32_t half, const int32_t *position, const float *inverse_frequency,
                              float *table)
@@ -76,29 +77,33 @@ __device__ __forceinline__ void rotate_piece(const struct rope &r, const float (
     store(at, out, r.add);
 }
 
-/* As many heads at a time as shall be under way. */
-template <int HEADS>
-__global__ __launch_bounds__(THREADS) void rope_pieces_kernel(const struct rope r, const float *table, const bf16 *x,
-                                                              bf16 *y)
+/* Pieces apart from each other go to the DRAM the faster the closer together those of one moment lie. So blocks are
+ * short, a piece a thread, and follow the addresses; they seldom wait for the DRAM, for blocks before them asked it to
+ * bring their rows into the L2; and six of them at most share a multiprocessor, as each holds ROOM of its shared
+ * memory, for nothing else. */
+constexpr int AHEAD = 18 << 10; /* bytes of x a multiprocessor that are asked for ahead */
+constexpr size_t ROOM = 32 << 10;
+
+__device__ __forceinline__ void prefetch(const void *at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+
+/* Blocks: `parts` for the heads of the same rows, one after the other. */
+__global__ __launch_bounds__(THREADS) void rope_pieces_kernel(const struct rope r, unsigned parts, int64_t ahead,
+                                                              const float *table, const bf16 *x, bf16 *y)
 {
-    const int64_t row = blockIdx.x * (int64_t)blockDim.z + threadIdx.z, column = threadIdx.x * WIDE;
-    const int step = blockDim.y;
+    const int64_t row = blockIdx.x / parts * (int64_t)blockDim.z + threadIdx.z;
+    const int head = blockIdx.x % parts * blockDim.y + threadIdx.y, column = threadIdx.x * WIDE;
     float turn[WIDE];
 
-    if (row >= r.rows) return;
-    x += row * r.x_row + column;
-    y += row * r.y_row + column;
-    load(table + row * r.half * 2 + column, turn);
-    for (int first = threadIdx.y; first < r.heads; first += HEADS * step) {
-        piece at_once[HEADS] = {};
-
-#pragma unroll
-        for (int q = 0; q < HEADS; q++)
-            if (first + q * step < r.heads) at_once[q] = *(const piece *)(x + (first + q * step) * r.x_head);
-#pragma unroll
-        for (int q = 0; q < HEADS; q++)
-            if (first + q * step < r.heads) rotate_piece(r, turn, at_once[q], y + (first + q * step) * r.y_head);
+    if (row >= r.rows || head >= r.heads) return;
+    x += row * r.x_row + head * r.x_head + column;
+    table += row * r.half * 2 + column;
+    const piece from = *(const piece *)x;
+    load(table, turn);
+    if (row + ahead < r.rows) {
+        if (column % (LINE / (int)sizeof *x) == 0) prefetch(x + ahead * r.x_row);
+        if (head == 0 && column % (LINE / (int)sizeof *table) == 0) prefetch(table + ahead * r.half * 2);
     }
+    rotate_piece(r, turn, from, y + row * r.y_row + head * r.y_head + column);
 }
 
 __global__ __launch_bounds__(THREADS) void spread_pieces_kernel(const struct spread r, const bf16 *x, bf16 *y)
@@ -111,12 +116,14 @@ __global__ __launch_bounds__(THREADS) void spread_pieces_kernel(const struct spr
         *(piece *)(y + row * r.y_row + head * r.y_head + column) = all;
 }
 
-/* Each y of a block sums its heads in order; then the y are added in order, on chip. */
+/* Each y of a block sums its heads in order; then the y are added in order, on chip. What is read once leaves the L2
+ * first, which keeps it from writing back what others have there. */
 __global__ __launch_bounds__(THREADS) void sum_pieces_kernel(const struct spread r, const bf16 *y, float *x)
 {
-    __shared__ float part[THREADS][WIDE + 1];
-    const int64_t row = blockIdx.x * (int64_t)blockDim.z + threadIdx.z, column = threadIdx.x * WIDE;
-    const int step = blockDim.y, me = threadIdx.x + blockDim.x * (threadIdx.y + step * threadIdx.z);
+    __shared__ alignas(16) float part[THREADS * WIDE];
+    const int64_t top = blockIdx.x * (int64_t)blockDim.z, row = top + threadIdx.z;
+    const int step = blockDim.y, columns = blockDim.x * WIDE, column = threadIdx.x * WIDE;
+    const int me = threadIdx.x + blockDim.x * (threadIdx.y + step * threadIdx.z);
     float sum[WIDE] = {};
 
     for (int first = threadIdx.y; row < r.rows && first < r.heads; first += SUM_HEADS * step) {
@@ -125,20 +132,23 @@ __global__ __launch_bounds__(THREADS) void sum_pieces_kernel(const struct spread
 #pragma unroll
         for (int q = 0; q < SUM_HEADS; q++)
             if (first + q * step < r.heads)
-                at_once[q] = *(const piece *)(y + row * r.y_row + (first + q * step) * r.y_head + column);
+                *(int4 *)&at_once[q] =
+                    __ldcs((const int4 *)(y + row * r.y_row + (first + q * step) * r.y_head + column));
 #pragma unroll
         for (int q = 0; q < SUM_HEADS; q++)
 #pragma unroll
             for (int i = 0; i < WIDE; i++) sum[i] += get(at_once[q].at[i]);
     }
-#pragma unroll
-    for (int i = 0; i < WIDE; i++) part[me][i] = sum[i];
+    store(part + me * WIDE, sum);
     __syncthreads();
-    if (row >= r.rows || threadIdx.y != 0) return;
-    for (int q = 1; q < step; q++)
-#pragma unroll
-        for (int i = 0; i < WIDE; i++) sum[i] += part[me + q * blockDim.x][i];
-    store(x + row * r.x_row + column, sum);
+    for (int i = me; i < columns * (int)blockDim.z; i += blockDim.x * step * blockDim.z) {
+        const int z = i / columns, j = i - z * columns;
+        float all = 0;
+
+        if (top + z >= r.rows) return;
+        for (int q = 0; q < step; q++) all += part[(z * step + q) * columns + j];
+        x[(top + z) * r.x_row + j] = all;
+    }
 }
 
 /* ---- any type and shape ---- */
@@ -162,6 +172,16 @@ __global__ void rope_kernel(const struct rope r, const float *table, const T *x,
     }
 }
 
+void rope_pieces(cuda_device *d, const struct rope *r, dim3 grid, dim3 block, const float *table, const bf16 *x,
+                 bf16 *y)
+{
+    const unsigned parts = (unsigned)divided(r->heads, block.y);
+    const int64_t row_bytes = (int64_t)r->heads * r->half * 2 * (int64_t)sizeof *x;
+
+    rope_pieces_kernel<<<grid.x * parts, block, ROOM, d->stream>>>(
+        *r, parts, divided((int64_t)d->multiprocessors * AHEAD, row_bytes), table, x, y);
+}
+
 void rotate(struct stream *s, const struct rope *r, const float *table, const void *x, void *y)
 {
     cuda_device *d = device_of(s);
@@ -172,7 +192,7 @@ void rotate(struct stream *s, const struct rope *r, const float *table, const vo
     if (count == 0) return;
     if (in_pieces(r->type, {r->x_row, r->x_head, r->y_row, r->y_head}, {x, y, table}) &&
         tiling(r->rows, 2 * r->half, r->heads, ROPE_HEADS, &grid, &block))
-        rope_pieces_kernel<ROPE_HEADS><<<grid, block, 0, d->stream>>>(*r, table, (const bf16 *)x, (bf16 *)y);
+        rope_pieces(d, r, grid, block, table, (const bf16 *)x, (bf16 *)y);
     else
         with_type(r->type, [&](auto element) {
             using T = decltype(element);

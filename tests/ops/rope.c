@@ -103,6 +103,8 @@ CASE(rope, "bf16, in pieces of 16 bytes and not")
     check_rope(5, 3, 12, 24, BF16);
     check_rope(5, 3, 12, 4, BF16);
     check_rope(3, 2, 200, 8, BF16);
+    check_rope(3, 70, 32, 8, BF16);
+    check_rope(700, 33, 32, 8, BF16); /* more rows than a kernel asks for ahead */
 }
 
 /* Heads one after the other at a column of wider rows; a sum in fp32. */
@@ -142,6 +144,7 @@ CASE(spread_heads, "and back as a sum; odd shapes, pieces of 16 bytes, gaps, no 
     check_heads(19, 7, 16, 8, BF16);
     check_heads(3, 2, 400, 8, BF16);
     check_heads(5, 1, 8, 0, BF16);
+    check_heads(601, 65, 64, 8, BF16);
     check_heads(0, 3, 8, 0, BF16);
 }
 
@@ -157,6 +160,19 @@ CASE(rope, "in place, and back again")
     c.shape.inverse = 1;
     ops->rope(device, &c.shape, c.table->at, c.x->at, c.x->at);
     check_close(c.x, original, tolerance(F32, 6));
+}
+
+CASE(rope, "in place, bf16 in pieces of 16 bytes")
+{
+    struct rope_case c = rope_case(333, 40, 32, 64, BF16);
+    double *want = doubles(c.x->count);
+
+    c.shape.y_row = c.shape.x_row;
+    c.shape.y_head = c.shape.x_head;
+    memcpy(want, c.x->value, (size_t)c.x->count * sizeof(double));
+    oracle(&c, want);
+    ops->rope(device, &c.shape, c.table->at, c.x->at, c.x->at);
+    check_close(c.x, want, tolerance(BF16, 3));
 }
 
 CASE(rope, "the inverse is the backward")
