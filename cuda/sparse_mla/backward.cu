@@ -3,13 +3,14 @@
  *   P = 2^(S - lse)   dP = dO V^T   dS = scale P (dP - delta)   delta = rowsum(out dout)
  *   dQ = dS K         dKV[:, :512] += P^T dO    dKV += dS^T Q
  *
- * A persistent block per multiprocessor works through rows; all products run with keys as rows of
- * the accumulator (S^T, dP^T), so that P^T and dS^T need no transposition for dKV. Three
- * warpgroups: 0  gathers columns 0-287 of a tile's keys; S^T, P^T;  keeps dQ columns 0-287 1
- * gathers columns 288-575;                dP^T, dS^T; keeps dQ columns 288-575 2  dKV of the tile,
- * 64 columns at a time, reduced into global memory from registers The reductions into L2 are what
- * bounds the kernel (machine.md 1): warpgroup 2 never waits for a gather, because 0 and 1 have the
- * next tile's P and dS ready while it still reduces this one's. */
+ * A persistent block per multiprocessor works through rows; warpgroups 0 and 1 make their products with keys as rows of
+ * the accumulator (S^T, dP^T), so that P^T and dS^T need no transposition for dKV:
+ *   0  gathers columns 0-287 of a tile's keys; S^T, P^T;  keeps dQ columns 0-287
+ *   1  gathers columns 288-575;                dP^T, dS^T; keeps dQ columns 288-575
+ *   2  dKV of the tile, 64 columns at a time, reduced into global memory from registers
+ * The reductions into L2 are what bounds the kernel (machine.md 1): warpgroup 2 never waits for a gather, because 0 and
+ * 1 have the next tile's P and dS ready while it still reduces this one's. */
+#include "backward_fixed.cuh"
 #include "backward_keys.cuh"
 #include "backward_queries.cuh"
 
@@ -17,7 +18,7 @@ namespace {
 
 constexpr int THREADS = 3 * WARPGROUP;
 
-template <class SUMS>
+template <bool FIXED>
 __global__ __launch_bounds__(THREADS, 1) void backward_kernel(const backward_arguments a)
 {
     extern __shared__ __align__(1024) uint8_t memory[];
@@ -37,7 +38,10 @@ __global__ __launch_bounds__(THREADS, 1) void backward_kernel(const backward_arg
     __syncthreads();
     if (role == 2) {
         registers_fewer<88>();
-        key_gradients<SUMS>(a, s);
+        if (FIXED)
+            key_gradients_fixed(a, s);
+        else
+            key_gradients(a, s);
     } else if (role == 0) {
         registers_more<208>();
         queries<0>(a, s);
@@ -70,7 +74,7 @@ cudaError_t launch_kernel(cudaStream_t stream, bool fixed, const backward_argume
 {
     const int64_t grid = a.rows < multiprocessors() ? a.rows : multiprocessors();
     void (*kernel)(backward_arguments) =
-        fixed ? backward_kernel<fixed_sums> : backward_kernel<float_sums>;
+        fixed ? backward_kernel<true> : backward_kernel<false>;
     const cudaError_t status = cudaFuncSetAttribute(
         kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(shared_backward));
 

@@ -136,7 +136,7 @@ __device__ __forceinline__ float power_above(float x) /* within what fp32 can sc
 __global__ void units_kernel(const maxima *top, int heads, int64_t rows, fixed_units *units)
 {
     const int log2_rows = rows > 1 ? 64 - __clzll(rows - 1) : 0;
-    const float levels = exp2f((float)(30 - log2_rows));
+    const float levels = exp2f((float)min(22, 30 - log2_rows));
 
     units->fine = power_above(__uint_as_float(top->dout) / 16);
     units->middle = units->fine * 512;
@@ -169,21 +169,25 @@ __device__ __forceinline__ float2 sums(long long word)
     return make_float2((float)low, (float)(int)((word - low) >> 32));
 }
 
-__global__ __launch_bounds__(THREADS) void fixed_to_float_kernel(long long *dkv,
-                                                                 const long long *coarser,
+/* A warp reads four groups of 16 columns, whose word i holds columns i and i + 8, and writes them in
+ * order over the fine sums. */
+__global__ __launch_bounds__(THREADS) void fixed_to_float_kernel(float *dkv, const long long *coarser,
                                                                  int64_t pairs,
                                                                  const fixed_units *units)
 {
     const int64_t at = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-
-    if (at >= pairs)
-        return;
+    const bool real = at < pairs;
     const float fine = units->broken ? NAN : 1 / units->per_fine, middle = 1 / units->per_middle;
     const float coarse = 1 / units->per_coarse;
-    const float2 f = sums(dkv[at]), m = sums(coarser[at]), c = sums(coarser[pairs + at]);
+    const float2 f = sums(real ? ((const long long *)dkv)[at] : 0);
+    const float2 m = sums(real ? coarser[at] : 0), c = sums(real ? coarser[pairs + at] : 0);
+    float *to = dkv + at / 8 * 16 + at % 8;
 
-    ((float2 *)dkv)[at] = make_float2(c.x * coarse + m.x * middle + f.x * fine,
-                                      c.y * coarse + m.y * middle + f.y * fine);
+    __syncwarp();
+    if (!real)
+        return;
+    to[0] = c.x * coarse + m.x * middle + f.x * fine;
+    to[8] = c.y * coarse + m.y * middle + f.y * fine;
 }
 
 unsigned blocks(int64_t threads) { return (unsigned)((threads + THREADS - 1) / THREADS); }
@@ -228,5 +232,5 @@ void launch_fixed_to_float(cudaStream_t stream, int64_t keys, float *dkv, const 
 
     if (pairs > 0)
         fixed_to_float_kernel<<<blocks(pairs), THREADS, 0, stream>>>(
-            (long long *)dkv, (const long long *)coarser, pairs, units);
+            dkv, (const long long *)coarser, pairs, units);
 }

@@ -9,11 +9,11 @@
  *   middle  |x| <= middle = 2^9 fine  unit = middle 2^-b
  *   coarse  otherwise                 unit = bound 2^-b
  *
- * each with a sum of its own; all four are powers of two. bound is no less than any contribution
- * can be, and b = 30 - log2(rows), so that no sum of one contribution per row leaves 32 bits. fine
- * is max|dO| / 16: only keys with a large share of a head's attention exceed it. At 8192 rows (b =
- * 17) rounding changes a middle contribution by at most 2^-9 of itself, as bf16 does, and a fine
- * one by 2^-22 max|dO|; the errors of a sum average out. Two neighbouring columns share a 64-bit
+ * each with a sum of its own; all four are powers of two. bound is no less than any contribution can be, and
+ * b = 30 - log2(rows), so that no sum of one contribution per row leaves 32 bits, but 22 at most, so that adding a
+ * constant in fp32 rounds x / unit to an integer. fine is max|dO| / 16: only keys with a large share of a head's
+ * attention exceed it. At 8192 rows (b = 17) rounding changes a middle contribution by at most 2^-9 of itself, as bf16
+ * does, and a fine one by 2^-22 max|dO|; the errors of a sum average out. Columns c and c + 8 of 16 share a 64-bit
  * word, low + 2^32 high, so that one 64-bit add moves both. */
 #pragma once
 #include "shape.cuh"

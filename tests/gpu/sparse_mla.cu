@@ -327,6 +327,7 @@ static const test_case cases[] = {
     {"64 heads, more rows than blocks", 291, 400, 64, 512, 64, 200, B, 3, 200, 2, false},
     {"1 head, k beyond the keys", 150, 100, 1, 512, 64, 190, B, 0, 100, 1, false},
     {"64 heads, ragged, deterministic", 291, 300, 64, 512, 64, 257, B, 0, 257, 1, true},
+    {"64 heads, sharp, deterministic", 67, 500, 64, 512, 64, 333, B, 200, 333, 12, true},
     {"9 heads, sharp, deterministic", 37, 500, 9, 512, 64, 333, B, 1, 333, 12, true},
     {"generic fp32, ragged", 37, 61, 3, 20, 6, 23, F, 0, 23, 1, false},
     {"generic fp32, more keys than a slab", 3, 2500, 5, 33, 7, 2100, F, 1500, 2100, 1, true},

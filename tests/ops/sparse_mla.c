@@ -469,14 +469,54 @@ BENCH_FULL(sparse_mla_forward, "8192 rows and keys, top-k 2048", "FlashMLA 600, 
     bench_full(0, 8192, 0);
 }
 
+BENCH_FULL(sparse_mla_forward, "32768 rows and keys, top-k 2048", "")
+{
+    bench_full(0, 32768, 0);
+}
+
 BENCH_FULL(sparse_mla_backward, "4096 rows and keys, fast", "cuDNN 370 (published)")
 {
     bench_full(1, 4096, 1);
 }
 
+BENCH_FULL(sparse_mla_backward, "4096 rows and keys, fast, with target", "")
+{
+    bench_full(2, 4096, 1);
+}
+
 BENCH_FULL(sparse_mla_backward, "4096 rows and keys, deterministic", "")
 {
     bench_full(1, 4096, 0);
+}
+
+BENCH_FULL(sparse_mla_backward, "8192 rows and keys, fast", "")
+{
+    bench_full(1, 8192, 1);
+}
+
+BENCH_FULL(sparse_mla_backward, "8192 rows and keys, fast, with target", "")
+{
+    bench_full(2, 8192, 1);
+}
+
+BENCH_FULL(sparse_mla_backward, "8192 rows and keys, deterministic", "")
+{
+    bench_full(1, 8192, 0);
+}
+
+BENCH_FULL(sparse_mla_backward, "32768 rows and keys, fast", "")
+{
+    bench_full(1, 32768, 1);
+}
+
+BENCH_FULL(sparse_mla_backward, "32768 rows and keys, fast, with target", "")
+{
+    bench_full(2, 32768, 1);
+}
+
+BENCH_FULL(sparse_mla_backward, "32768 rows and keys, deterministic", "")
+{
+    bench_full(1, 32768, 0);
 }
 
 BENCH_FULL(sparse_mla_backward, "4096, deterministic, with target", "")
@@ -492,4 +532,9 @@ BENCH_FULL(sparse_mla_target, "4096 rows and keys, top-k 2048", "")
 BENCH_FULL(sparse_mla_target, "8192 rows and keys, top-k 2048", "")
 {
     bench_full(3, 8192, 0);
+}
+
+BENCH_FULL(sparse_mla_target, "32768 rows and keys, top-k 2048", "")
+{
+    bench_full(3, 32768, 0);
 }
