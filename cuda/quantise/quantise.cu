@@ -62,7 +62,7 @@ void quantise(struct stream *s, const struct quantised *q, const float *global, 
     count_quantise(s, q, codes_t != nullptr);
     if (q->rows == 0 || q->width == 0) return;
     if (!quantise_tiles(d, *q, x, codes, scales, codes_t, scales_t)) {
-        if (!quantise_rows(d, *q, global, x, codes, scales))
+        if (!quantise_fours(d, *q, global, x, codes, scales) && !quantise_rows(d, *q, global, x, codes, scales))
             quantise_blocks(d, *q, global, x, {r, c, q->width, 1, divided(q->width, c), 1, (uint8_t *)codes, scales});
         if (codes_t)
             quantise_blocks(d, *q, global, x, {c, r, 1, q->rows, 1, divided(q->rows, c), (uint8_t *)codes_t, scales_t});
@@ -116,7 +116,7 @@ void dequantise(struct stream *s, const struct quantised *q, const float *global
     count_dequantise(s, q);
     if (count == 0) return;
     with_type(q->type, [&](auto element) {
-        with_code(*q, [&](auto code) {
+        with_code(*q, [&](auto, auto code) {
             using T = decltype(element);
             constexpr auto CODE = decltype(code)::value;
             const int64_t runs = wide ? count / V : count;

@@ -10,11 +10,12 @@ constexpr int THREADS = 256;
 template <class T>
 constexpr int AHEAD = 8 / (int)sizeof(T); /* runs of a thread */
 
-template <class T, int BLOCK, code CODE>
-__global__ __launch_bounds__(THREADS) void rows_kernel(int format, const float *global, int64_t runs, const T *x,
+template <class T, int BLOCK, int FAMILY, code CODE>
+__global__ __launch_bounds__(THREADS) void rows_kernel(int of_family, const float *global, int64_t runs, const T *x,
                                                        uint8_t *codes, void *scales)
 {
     constexpr int LANES = BLOCK / RUN;
+    const int format = format_within<FAMILY>(of_family);
     const int64_t first = blockIdx.x * (int64_t)(THREADS * AHEAD<T>) + threadIdx.x;
     const float of_all = CODE == E2M1 ? *global : 0;
     several<T, RUN> part[AHEAD<T>];
@@ -38,8 +39,8 @@ __global__ __launch_bounds__(THREADS) void rows_kernel(int format, const float *
 
         if (run >= runs) break;
 #pragma unroll
-        for (int i = 0; i < RUN; i++) value[i] = get(part[a].at[i]);
-        const uint2 coded = encode_run<CODE>(format, value, by[a]);
+        for (int i = 0; i < RUN; i++) value[i] = element_of(part[a], i);
+        const uint2 coded = encode_run<CODE>(value, scaling_of<FAMILY>{by[a]});
         if (CODE == E2M1)
             ((uint32_t *)codes)[run] = coded.x;
         else
@@ -56,11 +57,12 @@ bool quantise_rows(cuda_device *d, const quantised &q, const float *global, cons
 
     if (q.block_rows != 1 || !known || q.width % block || !aligned16(x) || !aligned16(codes)) return false;
     with_type(q.type, [&](auto element) {
-        with_code(q, [&](auto code) {
+        with_code(q, [&](auto family, auto code) {
             using T = decltype(element);
             constexpr auto CODE = decltype(code)::value;
-            constexpr int WIDE_BLOCK = CODE == E2M1 ? 16 : 128, NARROW_BLOCK = CODE == E2M1 ? 16 : 32;
-            auto kernel = block == WIDE_BLOCK ? rows_kernel<T, WIDE_BLOCK, CODE> : rows_kernel<T, NARROW_BLOCK, CODE>;
+            constexpr int FAMILY = decltype(family)::value;
+            constexpr int LARGE = CODE == E2M1 ? 16 : 128, SMALL = CODE == E2M1 ? 16 : 32;
+            auto kernel = block == LARGE ? rows_kernel<T, LARGE, FAMILY, CODE> : rows_kernel<T, SMALL, FAMILY, CODE>;
 
             kernel<<<(unsigned)divided(runs, THREADS * AHEAD<T>), THREADS, 0, d->stream>>>(
                 q.format, global, runs, (const T *)x, (uint8_t *)codes, scales);

@@ -1,6 +1,6 @@
-/* The hardware's conversions against base/narrow.h: every fp32 number to E4M3 and E5M2, every code of both back, by the
- * functions that the kernels use (cuda/quantise/codes.cuh); and base/narrow.h on the device against the same on the
- * host, E2M1 too, for one fp32 number in 61.
+/* What the kernels make codes with (cuda/quantise/codes.cuh, fours.cuh) against base/narrow.h: every fp32 number to
+ * E4M3, E5M2 and E2M1, every code back, every pair of mantissas that a bf16 quotient has; and base/narrow.h on the
+ * device against the same on the host for one fp32 number in 61.
  *
  *     nvcc -gencode arch=compute_90a,code=sm_90a -O3 -std=c++17 -Icuda -Ilib -Iinclude -o quantise \
  *         tests/gpu/quantise.cu
@@ -9,7 +9,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "quantise/codes.cuh"
+#include "quantise/fours.cuh"
 
 using namespace quantising;
 
@@ -36,9 +36,49 @@ __global__ void encode_kernel(unsigned long long *wrong)
     float x[RUN];
 
     for (int i = 0; i < RUN; i++) x[i] = narrow_float(first + i);
-    const uint2 got = encode_run<CODE>(FP8_BLOCK, x, 1);
-    for (int i = 0; i < RUN; i++)
-        if (((i < 4 ? got.x : got.y) >> 8 * (i % 4) & 0xff) != defined<CODE>(x[i])) atomicAdd(wrong, 1);
+    const uint2 got = encode_run<CODE>(x, factor{1});
+    for (int i = 0; i < RUN; i++) {
+        const uint32_t code = CODE == E2M1 ? got.x >> 4 * i & 15 : (i < 4 ? got.x : got.y) >> 8 * (i % 4) & 0xff;
+
+        if (code != defined<CODE>(x[i])) atomicAdd(wrong, 1);
+    }
+}
+
+/* Magnitudes of plain blocks, and every bf16 number as what a run of it encodes to by either order. */
+__global__ void fours_kernel(unsigned long long *wrong)
+{
+    const float x = narrow_float(blockIdx.x * blockDim.x + threadIdx.x);
+
+    if (x < 7 && fours_counted(x) - COUNTED != f32_to_e2m1(x)) atomicAdd(wrong, 1);
+}
+
+__global__ void fours_run_kernel(unsigned long long *wrong)
+{
+    const uint32_t place = blockIdx.y, bits = (blockIdx.x * blockDim.x + threadIdx.x) << 16;
+    const float x = narrow_float(bits);
+    several<bf16, RUN> run = {};
+
+    if (!(fabsf(x) < 6.5f)) return;
+    run.at[place] = __float2bfloat16_rn(x);
+    if (encode_fours(run, factor{1}) != (uint32_t)code_of(NVFP4, 0, 1, x) << 4 * place) atomicAdd(wrong, 1);
+    if (encode_fours(run, known_divisor(1)) != (uint32_t)code_of(NVFP4_MODELOPT, 0, 1, x) << 4 * place)
+        atomicAdd(wrong, 1);
+}
+
+/* A divisor of each mantissa, by the thread, with dividends of every bf16 mantissa and sign. */
+__global__ void quotient_kernel(unsigned long long *wrong)
+{
+    const float of = narrow_float(0x3f800000u + blockIdx.x * blockDim.x + threadIdx.x);
+    const known_divisor by(of);
+    int differ = 0;
+
+    for (uint32_t i = 0; i < 256; i++) {
+        const float x = narrow_float((i >> 7) << 31 | 0x3f800000u | (i & 127) << 16);
+
+        differ += narrow_bits(by(x)) != narrow_bits(x / of);
+    }
+    differ += narrow_bits(by(-0.0f)) != 0x80000000u || narrow_bits(by(0)) != 0;
+    if (differ) atomicAdd(wrong, differ);
 }
 
 template <code CODE>
@@ -98,6 +138,19 @@ int check_hardware(const char *format)
            report("every code, hardware and definition", format, counted(decoded));
 }
 
+int check_fours()
+{
+    unsigned long long *magnitudes = counter(), *runs = counter(), *quotients = counter();
+
+    encode_kernel<E2M1><<<(1u << 29) / 256, 256>>>(magnitudes);
+    fours_kernel<<<(1u << 31) / 256, 256>>>(magnitudes);
+    fours_run_kernel<<<dim3((1u << 16) / 256, RUN), 256>>>(runs);
+    quotient_kernel<<<(1u << 23) / 256, 256>>>(quotients);
+    return report("every fp32 number, two ways and definition", "E2M1", counted(magnitudes)) +
+           report("every bf16 number at every place of a run", "E2M1", counted(runs)) +
+           report("every quotient of bf16 and fp32 mantissas, and of zeros", "fp32", counted(quotients));
+}
+
 template <code CODE>
 int check_host(const char *format)
 {
@@ -118,8 +171,8 @@ int check_host(const char *format)
 int main()
 {
     static_assert(RUN == 8, "the grid counts on it");
-    const int failures = check_hardware<E4M3>("E4M3") + check_hardware<E5M2>("E5M2") + check_host<E4M3>("E4M3") +
-                         check_host<E5M2>("E5M2") + check_host<E2M1>("E2M1");
+    const int failures = check_hardware<E4M3>("E4M3") + check_hardware<E5M2>("E5M2") + check_fours() +
+                         check_host<E4M3>("E4M3") + check_host<E5M2>("E5M2") + check_host<E2M1>("E2M1");
 
     std::printf("%d failures\n", failures);
     return failures != 0;

@@ -105,7 +105,7 @@ static double scale_for(const struct quantised *q, double a, double global, doub
         e = rounded(a / rounded(6 * global));
         *stored = code_for(e4m3, fmax(e > 0 ? e : 1, ldexp(1, -9)));
         e = rounded(value_of(e4m3, (int)*stored) * global);
-        return e > 0 ? e : 1;
+        return e > 0 && isfinite(e) ? e : 1;
     }
 }
 
@@ -193,9 +193,8 @@ static double global_of(const struct quantised *q, const struct array *x)
     return q->format == NVFP4_MODELOPT ? rounded(largest / 2688) : largest;
 }
 
-static void check_array(const struct quantised *q, struct array *x, int transposed_too)
+static void check_scaled(const struct quantised *q, struct array *x, double of_all, int transposed_too)
 {
-    const double of_all = global_of(q, x);
     const int64_t count = q->rows * q->width, bytes = q->format >= NVFP4 ? count / 2 : count;
     struct array *global = array_from(F32, 1, &of_all), *codes = array_output(CODE, bytes);
     struct array *y = array_output(q->type, count);
@@ -220,6 +219,11 @@ static void check_array(const struct quantised *q, struct array *x, int transpos
     plain_dequantise(q, &p, of_all, want);
     ops->dequantise(device, q, global->at, codes->at, scales->at, y->at);
     check_exact(y, want);
+}
+
+static void check_array(const struct quantised *q, struct array *x, int transposed_too)
+{
+    check_scaled(q, x, global_of(q, x), transposed_too);
 }
 
 static void check_shape(struct quantised q, int transposed_too)
@@ -355,6 +359,28 @@ CASE(quantise, "NVFP4: blocks of zeros, underflow, a matrix of zeros, negative z
         }
 }
 
+/* By a scale of the matrix that was there before it: blocks saturate, or all of one is below the least scale. */
+CASE(quantise, "NVFP4: NaN, infinities and numbers beyond the matrix's scale")
+{
+    static const double special[] = {INFINITY, -INFINITY, NAN, -0.0, 0x1p-133, FLT_MAX, -FLT_MAX, 7, -5, 0.25, 2.5};
+    enum { SPECIALS = sizeof special / sizeof *special };
+
+    for (int format = NVFP4; format <= NVFP4_MODELOPT; format++)
+        for (int type = 0; type < 2; type++)
+            for (int e = -140; e < 130; e += 9) { /* what divides or multiplies is subnormal at either end */
+                struct quantised q = {37, 64, 1, 16, format, 0, type ? BF16 : F32};
+                struct array *x = array_zero(q.type, q.rows * q.width);
+                const double of_all = ldexp(rounded(fabs(draw_normal()) + 1), e);
+
+                for (int64_t i = 0; i < x->count; i++) {
+                    x->value[i] = ldexp(draw_normal(), (int)(i / 16 % 24) - 16 + (e > 100 ? 100 : e));
+                    if (draw_below(24) == 0) x->value[i] = special[draw_below(SPECIALS)];
+                }
+                array_push(x);
+                check_scaled(&q, x, rounded(of_all), 0);
+            }
+}
+
 /* The row of posttraining.md 1.2. */
 CASE(quantise, "NVFP4: the reference's row")
 {
@@ -468,6 +494,7 @@ BENCH_QUANTISED(quantise, "16384 x 6144, 1 x 128", 0, 0, 16384, 6144, 1, 128, FP
 BENCH_QUANTISED(quantise, "8192 x 6144, 1 x 128", 0, 0, 8192, 6144, 1, 128, FP8_BLOCK, 0, BF16)
 BENCH_QUANTISED(quantise, "8192 x 6144, 1 x 128, power of two", 0, 0, 8192, 6144, 1, 128, FP8_BLOCK_POWER, 0, BF16)
 BENCH_QUANTISED(quantise, "8192 x 6144, 1 x 128, fp32", 0, 0, 8192, 6144, 1, 128, FP8_BLOCK, 0, F32)
+BENCH_QUANTISED(quantise, "65536 x 576, 1 x 128", 0, 0, 65536, 576, 1, 128, FP8_BLOCK, 0, BF16)
 BENCH_QUANTISED(quantise, "16384 x 6144, 1 x 128 and transpose", 1, 0, 16384, 6144, 1, 128, FP8_BLOCK, 0, BF16)
 BENCH_QUANTISED(quantise, "8192 x 6144, 1 x 128 and transpose", 1, 0, 8192, 6144, 1, 128, FP8_BLOCK, 0, BF16)
 BENCH_QUANTISED(quantise, "32 x 6144 x 2048, 128 x 128", 0, 0, 32 * 6144, 2048, 128, 128, FP8_BLOCK, 0, BF16)
@@ -477,8 +504,10 @@ BENCH_QUANTISED(quantise, "32 x 6144 x 2048, 128 x 128 and transpose",
                 1, 0, 32 * 6144, 2048, 128, 128, FP8_BLOCK, 0, BF16)
 BENCH_QUANTISED(quantise, "16384 x 6144, MXFP8", 0, 0, 16384, 6144, 1, 32, MXFP8, 0, BF16)
 BENCH_QUANTISED(quantise, "8192 x 6144, MXFP8", 0, 0, 8192, 6144, 1, 32, MXFP8, 0, BF16)
+BENCH_QUANTISED(quantise, "16384 x 6144, MXFP8 and transpose", 1, 0, 16384, 6144, 1, 32, MXFP8, 0, BF16)
 BENCH_QUANTISED(quantise, "8192 x 6144, MXFP8 and transpose", 1, 0, 8192, 6144, 1, 32, MXFP8, 0, BF16)
 BENCH_QUANTISED(quantise, "16384 x 6144, NVFP4", 0, 0, 16384, 6144, 1, 16, NVFP4, 0, BF16)
+BENCH_QUANTISED(quantise, "8192 x 6144, NVFP4", 0, 0, 8192, 6144, 1, 16, NVFP4, 0, BF16)
 BENCH_QUANTISED(quantise, "32 x 6144 x 2048, NVFP4 as ModelOpt", 0, 0, 32 * 6144, 2048, 1, 16, NVFP4_MODELOPT, 0, BF16)
 BENCH_QUANTISED(dequantise, "16384 x 6144, 1 x 128", 0, 1, 16384, 6144, 1, 128, FP8_BLOCK, 0, BF16)
 BENCH_QUANTISED(dequantise, "32 x 6144 x 2048, 128 x 128", 0, 1, 32 * 6144, 2048, 128, 128, FP8_BLOCK, 0, BF16)
