@@ -5,13 +5,14 @@
 
 static const glm52_dtype F32 = GLM52_DTYPE_F32, BF16 = GLM52_DTYPE_BF16;
 
-enum pass { FORWARD, TO_ROWS, TO_WEIGHT, TO_WEIGHT_ADDED, TO_WEIGHT_BF16 };
+enum pass { FORWARD, TO_ROWS, TO_WEIGHT, TO_WEIGHT_ADDED, TO_WEIGHT_BF16, TO_WEIGHT_BF16_ADDED };
 
 /* Experts of ragged numbers of rows, half to one and a half times the average. */
 static void bench_experts(enum pass pass, int32_t experts, int64_t average, int64_t n, int64_t k)
 {
-    struct grouped_gemm g = {.n = n, .k = k, .stride = n * k, .groups = experts, .add = pass == TO_WEIGHT_ADDED,
-                             .type = BF16, .gradient = pass == TO_WEIGHT_BF16 ? BF16 : F32};
+    const int add = pass == TO_WEIGHT_ADDED || pass == TO_WEIGHT_BF16_ADDED;
+    struct grouped_gemm g = {.n = n, .k = k, .stride = n * k, .groups = experts, .add = add, .type = BF16,
+                             .gradient = pass >= TO_WEIGHT_BF16 ? BF16 : F32};
     struct array *offsets = array_zero(GLM52_DTYPE_I32, experts + 1), *x, *y, *w;
 
     for (int e = 0; e < experts; e++)
@@ -57,6 +58,11 @@ BENCH_FULL(grouped_gemm_backward_weight, "256 experts of ~256, 4096 from 6144, b
     bench_experts(TO_WEIGHT_BF16, 256, 256, 4096, 6144);
 }
 
+BENCH_FULL(grouped_gemm_backward_weight, "256 experts of ~256, 4096 from 6144, bf16, added to", "")
+{
+    bench_experts(TO_WEIGHT_BF16_ADDED, 256, 256, 4096, 6144);
+}
+
 BENCH_FULL(grouped_gemm_forward, "256 experts of ~512, 4096 from 6144", "torch 560 A, 596 B, 498 C")
 {
     bench_experts(FORWARD, 256, 512, 4096, 6144);
@@ -82,6 +88,11 @@ BENCH_FULL(grouped_gemm_backward_weight, "256 experts of ~512, 4096 from 6144, b
     bench_experts(TO_WEIGHT_BF16, 256, 512, 4096, 6144);
 }
 
+BENCH_FULL(grouped_gemm_backward_weight, "256 experts of ~512, 4096 from 6144, bf16, added to", "")
+{
+    bench_experts(TO_WEIGHT_BF16_ADDED, 256, 512, 4096, 6144);
+}
+
 BENCH_FULL(grouped_gemm_forward, "32 experts of ~2048, 6144 from 2048", "torch 751, equal groups")
 {
     bench_experts(FORWARD, 32, 2048, 6144, 2048);
@@ -105,4 +116,9 @@ BENCH_FULL(grouped_gemm_backward_weight, "32 experts of ~2048, 6144 from 2048, f
 BENCH_FULL(grouped_gemm_backward_weight, "32 experts of ~2048, 6144 from 2048, bf16", "torch 732, equal groups")
 {
     bench_experts(TO_WEIGHT_BF16, 32, 2048, 6144, 2048);
+}
+
+BENCH_FULL(grouped_gemm_backward_weight, "32 experts of ~2048, 6144 from 2048, bf16, added to", "")
+{
+    bench_experts(TO_WEIGHT_BF16_ADDED, 32, 2048, 6144, 2048);
 }
