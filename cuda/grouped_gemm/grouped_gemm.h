@@ -22,7 +22,7 @@ struct grouped_gemm_shape {
     int32_t groups;
     int32_t add;         /* 0 overwrites the call's output, 1 adds to it (in fp32, rounded once) */
     int32_t type;        /* of x, w, y, dy, dx: enum grouped_gemm_dtype */
-    int32_t weight_type; /* of dw; adding to a bf16 dw rounds the product first */
+    int32_t weight_type; /* of dw: enum grouped_gemm_dtype */
 };
 
 /* Whether the calls take it: Hopper, bf16, n, k and stride multiples of 8, the call's three arrays

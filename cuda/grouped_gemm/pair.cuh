@@ -36,9 +36,9 @@ struct mailbox {
 };
 
 /* The ring, the mailbox behind it, and room for `more` barriers of the kernel's own. */
-template <int STAGES, int STAGING, int MORE = 0>
-struct frame : ring<STAGES, STAGING>, mailbox {
-    using base_ring = ring<STAGES, STAGING>;
+template <int STAGES, int STAGING, int MORE = 0, int COLUMNS = COMMON>
+struct frame : ring<STAGES, STAGING, COLUMNS>, mailbox {
+    using base_ring = ring<STAGES, STAGING, COLUMNS>;
     static constexpr uint32_t SHARED_BYTES =
         base_ring::SHARED_BYTES + (uint32_t)sizeof(messages) + MORE * 8;
 

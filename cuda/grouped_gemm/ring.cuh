@@ -31,10 +31,11 @@ struct place {
 };
 
 /* Addresses in shared memory: STAGES stages, STAGING blocks per warpgroup, barriers; what else a
- * kernel needs is at end(), a multiple of 16. */
-template <int STAGES_, int STAGING_>
+ * kernel needs is at end(), a multiple of 16. COLUMNS: of operand B. */
+template <int STAGES_, int STAGING_, int COLUMNS_ = COMMON>
 struct ring {
-    static constexpr int STAGES = STAGES_, STAGING = STAGING_;
+    static constexpr int STAGES = STAGES_, STAGING = STAGING_, COLUMNS = COLUMNS_;
+    static constexpr uint32_t STAGE_BYTES = A_BYTES + COLUMNS * DEPTH * 2;
     static constexpr uint32_t STAGING_AT = STAGES * STAGE_BYTES;
     static constexpr uint32_t SIGNALS_AT = STAGING_AT + GROUPS * STAGING * BLOCK_BYTES;
     static constexpr uint32_t END = SIGNALS_AT + 2 * STAGES * (uint32_t)sizeof(uint64_t);
@@ -101,7 +102,7 @@ __device__ __forceinline__ void multiply(const Ring &f, typename Ring::place &at
     for (int i = 0; i < Product::COLUMNS / 2; i++)
         d[i] = 0; /* also keeps them from being live from one tile to the next */
     for (int i = 0; i < whole; i++) {
-        const uint32_t next = at.slot * (STAGE_BYTES / 16);
+        const uint32_t next = at.slot * (Ring::STAGE_BYTES / 16);
 
         barrier_wait(f.full(at.slot), at.parity);
         multiply_stage<Product, DEPTH / STEP>(a0 + next, b0 + next, d);
@@ -117,7 +118,7 @@ __device__ __forceinline__ void multiply(const Ring &f, typename Ring::place &at
     if (before >= 0)
         f.release(before);
     if (odd > 0) {
-        const uint32_t next = at.slot * (STAGE_BYTES / 16);
+        const uint32_t next = at.slot * (Ring::STAGE_BYTES / 16);
 
         barrier_wait(f.full(at.slot), at.parity);
         if (odd == 1)

@@ -120,16 +120,6 @@ __device__ __forceinline__ void store_box(const CUtensorMap *map, int c0, int c1
         : "memory");
 }
 
-/* added to what is there, in L2, in the type of the tensor */
-__device__ __forceinline__ void add_box(const CUtensorMap *map, int c0, int c1, int c2,
-                                        uint32_t from)
-{
-    asm volatile("cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group "
-                 "[%0, {%1,%2,%3}], [%4];" ::"l"(map),
-                 "r"(c0), "r"(c1), "r"(c2), "r"(from)
-                 : "memory");
-}
-
 __device__ __forceinline__ void boxes_commit()
 {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");

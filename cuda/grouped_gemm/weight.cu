@@ -1,30 +1,21 @@
 /* The gradient of the weights on Hopper: dW_g = dy_g^T x_g, both operands read across by the tensor
  * cores. The rows of a group are read through tensor maps of its own, which end with the group: the
- * last stage is filled up with zeros, and of its four steps only those with rows are multiplied. */
-#include "pair.cuh"
+ * last stage is filled up with zeros, and of its four steps only those with rows are multiplied.
+ *
+ * A group of few rows gives few products for the bytes of its gradient. So a warpgroup has two sets
+ * of sums: while one tile is multiplied into one, it writes the tile before out of the other, piece
+ * by piece between the stages, and neither the tensor cores nor the ring ever wait for a tile's end. */
+#include "pieces.cuh"
 
 using namespace pair;
 
 namespace {
 
-/* Columns of a block of sums, and blocks of a warpgroup's 64 x COMMON sums */
-template <class T>
-constexpr int COLUMNS = 128 / sizeof(T);
-template <class T>
-constexpr int BLOCKS = COMMON / COLUMNS<T>;
-
-/* fp32 gradients that are added to: in L2 by the copy engine, which is enough where groups have many
- * rows on average; or to the old ones, which come to shared memory while the tile is multiplied, and
- * take places that stages would have. */
-constexpr int64_t MANY_ROWS = 1024;
-
-using write_frame = frame<4, 2>;
-constexpr int LOADED = 5, LEAVING = 1; /* blocks per warpgroup; and of these, on their way out */
-using load_frame = frame<3, LOADED, GROUPS * LOADED>;
+using tile_product = product<WIDTH, 1, 1>;
 
 struct weight_shape {
     int32_t across; /* pair tiles along k */
-    int32_t groups, add;
+    int32_t groups;
 };
 
 /* message: steps of 16 rows, row of pair tiles (along n), group, column of them (along k) */
@@ -35,18 +26,20 @@ __device__ __forceinline__ int4 describe(const int32_t *offsets, int across, int
     return make_int4((rows + STEP - 1) / STEP, number / across, group, number % across);
 }
 
-__device__ __forceinline__ int blocks_of(int steps)
+constexpr int STEPS = DEPTH / STEP; /* of a stage */
+
+/* A group without rows has one stage all the same, of zeros. */
+__device__ __forceinline__ int stages_of(int steps)
 {
-    return (steps + DEPTH / STEP - 1) / (DEPTH / STEP);
+    return max(1, (steps + STEPS - 1) / STEPS);
 }
 
-template <class Frame>
-__device__ __forceinline__ void load_tiles(const Frame &f, const struct group_maps *maps)
+/* Each block of a pair loads its own columns of dy, and of x half the rows of a stage for both. */
+__device__ __forceinline__ void load_tiles(const weight_frame &f, const struct group_maps *maps)
 {
-    constexpr uint32_t HALF = 2 * BLOCK_BYTES; /* of operand B, which each block loads for both */
     const int rank = cluster_rank();
     place<MESSAGES> mail;
-    typename Frame::place at;
+    weight_frame::place at;
     int mapped = -1;
 
     for (;;) {
@@ -54,8 +47,9 @@ __device__ __forceinline__ void load_tiles(const Frame &f, const struct group_ma
 
         if (t.z < 0)
             return;
-        const int blocks = blocks_of(t.x), wanted = max(0, blocks - LOOK_AHEAD);
-        const int row = t.y * PAIR + rank * OWN, column = t.w * PAIR + rank * 128;
+        const int stages = stages_of(t.x), wanted = max(0, stages - LOOK_AHEAD);
+        const int row = t.y * PAIR + rank * OWN, column = t.w * WIDTH;
+        const int from = t.x ? 0 : DEPTH; /* behind the one row that the maps of no rows have */
         const struct group_maps *m = maps + t.z;
 
         if (t.z != mapped) {
@@ -63,240 +57,140 @@ __device__ __forceinline__ void load_tiles(const Frame &f, const struct group_ma
             map_acquire(&m->x);
             mapped = t.z;
         }
-        if (rank == 0 && blocks == 0)
-            barrier_arrive(f.wanted());
-        for (int i = 0; i < blocks; i++) {
-            const uint32_t full = f.full(at.slot), a = f.a(at.slot), b = f.b(at.slot) + rank * HALF;
+        for (int i = 0; i < stages; i++) {
+            const uint32_t full = f.full(at.slot), a = f.a(at.slot);
+            const uint32_t b = f.b(at.slot) + rank * (BLOCK_BYTES / 2);
 
             if (rank == 0 && i == wanted)
                 barrier_arrive(f.wanted());
             barrier_wait(f.empty(at.slot), at.parity ^ 1);
-            barrier_expect(full, STAGE_BYTES);
-            load_box(a, &m->dy, row, i * DEPTH, full);
-            load_box(a + BLOCK_BYTES, &m->dy, row + 64, i * DEPTH, full);
-            load_box_pair(b, &m->x, column, i * DEPTH, full);
-            load_box_pair(b + BLOCK_BYTES, &m->x, column + 64, i * DEPTH, full);
+            barrier_expect(full, weight_frame::STAGE_BYTES);
+            load_box(a, &m->dy, row, from + i * DEPTH, full);
+            load_box(a + BLOCK_BYTES, &m->dy, row + 64, from + i * DEPTH, full);
+            for (int c = 0; c < WIDTH / 64; c++)
+                load_box_pair(b + c * BLOCK_BYTES, &m->x, column + c * 64,
+                              from + i * DEPTH + rank * (DEPTH / 2), full);
             at.advance();
         }
     }
 }
 
-/* 64 rows of 128 bytes of a warpgroup's sums, d, into a swizzled block */
-__device__ __forceinline__ void stage_block(float *d, uint32_t block, __nv_bfloat16 *)
-{
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    const int part = lane / 8, row = warp * 16 + part % 2 * 8 + lane % 8;
+using sums = float[WIDTH / 2];
 
+/* STEPS products of one stage, of which the first one begins new sums if FIRST */
+template <bool FIRST, int STEPS_>
+__device__ __forceinline__ void multiply_steps(uint32_t a, uint32_t b, sums &d)
+{
+    mma_begin();
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        float *v = d + i * 8;
-
-        store_matrices(block + row * 128 + ((i * 2 + part / 2) ^ (row & 7)) * 16,
-                       pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]),
-                       pack_bf16(v[6], v[7]));
-    }
+    for (int i = 0; i < STEPS_; i++)
+        FIRST && i == 0 ? tile_product::start(d, a, b) : tile_product::run(d, a + i * 128, b + i * 128);
+    mma_commit();
 }
 
-__device__ __forceinline__ void store_shared8(uint32_t to, float a, float b)
-{
-    asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(to), "f"(a), "f"(b) : "memory");
-}
-
-/* Calls f(address, two sums that lie there) for all of a thread's in a block of fp32. */
-template <class F>
-__device__ __forceinline__ void each_pair(float *d, uint32_t block, F &&f)
-{
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    const int row = warp * 16 + lane / 4, quarter = lane % 4;
-
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const uint32_t at =
-            block + row * 128 + ((i * 2 + quarter / 2) ^ (row & 7)) * 16 + quarter % 2 * 8;
-
-        f(at, d + i * 4);
-        f(at + 8 * 128, d + i * 4 + 2); /* the same row & 7 */
-    }
-}
-
-__device__ __forceinline__ void stage_block(float *d, uint32_t block, float *)
-{
-    each_pair(d, block, [](uint32_t at, float *v) { store_shared8(at, v[0], v[1]); });
-}
-
-__device__ __forceinline__ void add_block(float *d, uint32_t block)
-{
-    each_pair(d, block, [](uint32_t at, float *v) {
-        float a, b;
-
-        asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(a), "=f"(b) : "r"(at) : "memory");
-        v[0] += a;
-        v[1] += b;
-    });
-    stage_block(d, block, (float *)nullptr);
-}
-
-/* Where a warpgroup's sums go */
-struct target {
-    const CUtensorMap *dw;
-    int row, column, matrix;
-
-    template <class T>
-    __device__ void load(int i, uint32_t block, uint32_t barrier) const
-    {
-        barrier_expect(barrier, BLOCK_BYTES);
-        load_box(block, dw, column + i * COLUMNS<T>, row, matrix, barrier);
-    }
-    template <class T>
-    __device__ void store(int i, uint32_t block) const
-    {
-        store_box(dw, column + i * COLUMNS<T>, row, matrix, block);
-    }
-    template <class T>
-    __device__ void add(int i, uint32_t block) const
-    {
-        add_box(dw, column + i * COLUMNS<T>, row, matrix, block);
-    }
-};
-
-/* A warpgroup's sums, block by block through shared memory. Adding is L2's work: every element gets
- * one addition a call, so the order of the additions is no matter. */
-template <class T>
-__device__ __forceinline__ void write_sums(float (&d)[COMMON / 2], uint32_t staging, int group,
-                                           const target &to, bool add)
-{
-    const bool first = threadIdx.x % 128 == 0;
-
-#pragma unroll
-    for (int i = 0; i < BLOCKS<T>; i++) {
-        const uint32_t block = staging + i % write_frame::STAGING * BLOCK_BYTES;
-
-        if (first)
-            boxes_read<write_frame::STAGING - 1>(); /* the block's last contents have left */
-        named_barrier(1 + group, 128);
-        stage_block(d + i * COLUMNS<T> / 2, block, (T *)nullptr);
-        fence_async();
-        named_barrier(1 + group, 128);
-        if (first) {
-            add ? to.add<T>(i, block) : to.store<T>(i, block);
-            boxes_commit();
-        }
-    }
-}
-
-/* The old sums of a warpgroup: its blocks form a ring. One thread asks for those AHEAD of the one
- * that is added to. */
-struct old_sums {
-    static constexpr int AHEAD = LOADED - LEAVING;
-
-    const load_frame &f;
+/* What a warpgroup multiplies, from tile to tile without a pause. */
+struct multiplier {
+    const weight_frame &f;
     int group;
-    place<LOADED> at, next; /* next: to be asked for, known to that thread */
+    weight_frame::place at;
+    int before = -1; /* the slot that is still being multiplied */
 
-    __device__ uint32_t block(int slot) const { return f.staging(group) + slot * BLOCK_BYTES; }
-    __device__ uint32_t full(int slot) const { return f.own(group * LOADED + slot); }
-    __device__ void ask(const target &of, int i)
+    /* Begins the ring's next stage, of which `steps` hold rows; what came before is then over. */
+    template <bool FIRST>
+    __device__ __forceinline__ void stage(sums &d, int steps)
     {
-        of.load<float>(i, block(next.slot), full(next.slot));
-        next.advance();
+        const uint32_t next = at.slot * (weight_frame::STAGE_BYTES / 16);
+        const uint32_t a = descriptor(f.a(0) + group * BLOCK_BYTES, BLOCK_BYTES) + next;
+        const uint32_t b = descriptor(f.b(0), BLOCK_BYTES) + next;
+
+        barrier_wait(f.full(at.slot), at.parity);
+        if (steps >= STEPS)
+            multiply_steps<FIRST, STEPS>(a, b, d);
+        else if (steps == 3)
+            multiply_steps<FIRST, 3>(a, b, d);
+        else if (steps == 2)
+            multiply_steps<FIRST, 2>(a, b, d);
+        else
+            multiply_steps<FIRST, 1>(a, b, d);
+        mma_wait<1>();
+        if (before >= 0)
+            f.release(before);
+        before = at.slot;
+        at.advance();
     }
-
-    /* Adds a tile's sums, and asks for the following tile's first blocks. */
-    __device__ __forceinline__ void add(float (&d)[COMMON / 2], const target &to,
-                                        const target *following)
+    __device__ __forceinline__ void finish()
     {
-        const bool first = threadIdx.x % 128 == 0;
-
-#pragma unroll
-        for (int i = 0; i < BLOCKS<float>; i++) {
-            if (first) {
-                boxes_read<LEAVING - 1>(); /* the block that is asked for has left */
-                if (i + AHEAD < BLOCKS<float>)
-                    ask(to, i + AHEAD);
-                else if (following)
-                    ask(*following, i + AHEAD - BLOCKS<float>);
-            }
-            barrier_wait(full(at.slot), at.parity);
-            add_block(d + i * COLUMNS<float> / 2, block(at.slot));
-            fence_async();
-            named_barrier(1 + group, 128);
-            if (first) {
-                to.store<float>(i, block(at.slot));
-                boxes_commit();
-            }
-            at.advance();
-        }
+        mma_wait<0>();
+        f.release(before);
     }
 };
 
-/* What both kernels' warps but those that multiply do */
-template <class Frame>
-__device__ __forceinline__ void serve(const Frame &f, const weight_shape &s, const int32_t *offsets,
-                                      struct plan *plan, const struct group_maps *maps, int warp)
+/* Multiplies a tile and writes the one before. */
+template <class T, class Writer>
+__device__ __forceinline__ void step(multiplier &m, Writer &w, int steps, sums &now, sums &done,
+                                     const target &to, const target &following)
 {
-    if (warp == 0) {
-        if (elected())
-            load_tiles(f, maps);
-    } else if (warp == 1 && cluster_rank() == 0) {
-        deal_tiles(f, plan, s.groups, [&](int group, int number) {
-            return describe(offsets, s.across, group, number);
-        });
+    const int stages = stages_of(steps);
+
+    m.stage<true>(now, steps);
+    settle(done);
+    w.write(done, 0, to, following);
+#pragma unroll
+    for (int i = 1; i < PIECES<T>; i++) {
+        if (i < stages)
+            m.stage<false>(now, steps - i * STEPS);
+        w.write(done + i * COLUMNS<T> / 2, i, to, following);
     }
+    for (int i = PIECES<T>; i < stages; i++)
+        m.stage<false>(now, steps - i * STEPS);
 }
 
-__device__ __forceinline__ target target_of(const CUtensorMap *dw, int4 t, int group)
+template <class T, class Writer>
+__device__ __forceinline__ void write_last(multiplier &m, Writer &w, sums &done, const target &to)
 {
-    return {dw, t.y * PAIR + (int)cluster_rank() * OWN + group * 64, t.w * COMMON, t.z};
+    const target none = {0, 0, -1};
+
+    m.finish();
+    settle(done);
+#pragma unroll
+    for (int i = 0; i < PIECES<T>; i++)
+        w.write(done + i * COLUMNS<T> / 2, i, to, none);
 }
 
-template <class Frame>
-__device__ __forceinline__ void multiply_tile(const Frame &f, typename Frame::place &at, int group,
-                                              int4 t, float (&d)[COMMON / 2])
+template <class T, class Writer>
+__device__ __forceinline__ void multiply_tiles(const weight_frame &f, Writer &w, int group)
 {
-    multiply<product<COMMON, 1, 1>>(f, at, group, blocks_of(t.x), t.x % (DEPTH / STEP), d);
-}
-
-template <class T>
-__device__ __forceinline__ void write_tiles(const write_frame &f, const CUtensorMap *dw, int group,
-                                            bool add)
-{
+    multiplier m = {f, group};
     place<MESSAGES> mail;
-    write_frame::place at;
-
-    for (;;) {
-        const int4 t = next_tile(f, mail);
-        float d[COMMON / 2];
-
-        if (t.z < 0)
-            return;
-        multiply_tile(f, at, group, t, d);
-        write_sums<T>(d, f.staging(group), group, target_of(dw, t, group), add);
-    }
-}
-
-__device__ __forceinline__ void add_tiles(const load_frame &f, const CUtensorMap *dw, int group)
-{
-    place<MESSAGES> mail;
-    load_frame::place at;
-    old_sums old = {f, group};
     int4 t = next_tile(f, mail);
+    target to = target_of(t, group);
+    sums even, odd;
 
-    if (t.z >= 0 && threadIdx.x % 128 == 0)
-        for (int i = 0; i < old_sums::AHEAD; i++)
-            old.ask(target_of(dw, t, group), i);
-    while (t.z >= 0) {
-        float d[COMMON / 2];
+    if (t.z < 0)
+        return;
+    w.start(to);
+    m.stage<true>(even, t.x);
+    for (int i = 1; i < stages_of(t.x); i++)
+        m.stage<false>(even, t.x - i * STEPS);
 
-        multiply_tile(f, at, group, t, d);
-        const int4 following = next_tile(f, mail);
-        const target next = target_of(dw, following, group);
+    auto tile = [&](sums &now, sums &done) {
+        t = next_tile(f, mail);
+        if (t.z < 0) {
+            write_last<T>(m, w, done, to);
+            return false;
+        }
+        const target following = target_of(t, group);
 
-        old.add(d, target_of(dw, t, group), following.z >= 0 ? &next : nullptr);
-        t = following;
+        step<T>(m, w, t.x, now, done, to, following);
+        to = following;
+        return true;
+    };
+    while (tile(odd, even) && tile(even, odd)) {
     }
 }
 
-template <class Frame, class T, bool ADDS_TO_OLD>
+/* Writer: how sums of type T leave */
+template <class T, class Writer>
 __global__ __cluster_dims__(2)
     __launch_bounds__(THREADS, 1) void weight_kernel(const __grid_constant__ CUtensorMap dw,
                                                      const weight_shape s, const int32_t *offsets,
@@ -304,18 +198,25 @@ __global__ __cluster_dims__(2)
                                                      const struct group_maps *maps)
 {
     extern __shared__ uint8_t shared[];
-    const Frame f(shared);
+    const weight_frame f(shared);
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
 
     if (warp < 4) {
         registers_fewer<24>();
-        serve(f, s, offsets, plan, maps, warp);
+        if (warp == 0) {
+            if (elected())
+                load_tiles(f, maps);
+        } else if (warp == 1 && cluster_rank() == 0) {
+            deal_tiles(f, plan, s.groups, [&](int group, int number) {
+                return describe(offsets, s.across, group, number);
+            });
+        }
     } else {
+        const int group = warp / 4 - 1;
+        Writer w = {f, &dw, group};
+
         registers_more<240>();
-        if constexpr (ADDS_TO_OLD)
-            add_tiles(f, &dw, warp / 4 - 1);
-        else
-            write_tiles<T>(f, &dw, warp / 4 - 1, s.add != 0);
+        multiply_tiles<T>(f, w, group);
         if (threadIdx.x % 128 == 0)
             boxes_written();
     }
@@ -323,17 +224,17 @@ __global__ __cluster_dims__(2)
     cluster_barrier(); /* the other block may still reach into this one's memory */
 }
 
-template <class Frame, class T, bool ADDS_TO_OLD>
+template <class T, class Writer>
 cudaError_t launch(cudaStream_t stream, const CUtensorMap &dw, const weight_shape &s,
                    const int32_t *offsets, struct plan *plan, const struct group_maps *maps)
 {
-    auto kernel = weight_kernel<Frame, T, ADDS_TO_OLD>;
+    auto kernel = weight_kernel<T, Writer>;
     cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         Frame::SHARED_BYTES);
+                                         weight_frame::SHARED_BYTES);
 
     if (e != cudaSuccess)
         return e;
-    kernel<<<2 * pairs_of_blocks(), THREADS, Frame::SHARED_BYTES, stream>>>(dw, s, offsets, plan,
+    kernel<<<2 * pairs_of_blocks(), THREADS, weight_frame::SHARED_BYTES, stream>>>(dw, s, offsets, plan,
                                                                           maps);
     return cudaGetLastError();
 }
@@ -347,8 +248,8 @@ cudaError_t hopper_weight(cudaStream_t stream, const struct grouped_gemm_shape *
     const int64_t weights[3] = {g->k, g->n, g->groups};
     const int64_t dy_size[2] = {g->n, g->rows}, x_size[2] = {g->k, g->rows};
     const bool narrow = g->weight_type == GROUPED_GEMM_BF16;
-    const int down = (int)((g->n + PAIR - 1) / PAIR), across = (int)((g->k + PAIR - 1) / PAIR);
-    const weight_shape s = {across, g->groups, g->add};
+    const int down = (int)((g->n + PAIR - 1) / PAIR), across = (int)((g->k + WIDTH - 1) / WIDTH);
+    const weight_shape s = {across, g->groups};
     struct plan *plan = (struct plan *)workspace;
     struct group_maps whole, *maps = maps_of(g, workspace);
     CUtensorMap out;
@@ -356,14 +257,14 @@ cudaError_t hopper_weight(cudaStream_t stream, const struct grouped_gemm_shape *
 
     if (!encode_map(&out, g->weight_type, dw, 3, weights, g->k, g->stride, narrow ? 64 : 32, 64) ||
         !encode_map(&whole.dy, GROUPED_GEMM_BF16, dy, 2, dy_size, g->n, 0, 64, DEPTH) ||
-        !encode_map(&whole.x, GROUPED_GEMM_BF16, x, 2, x_size, g->k, 0, 64, DEPTH))
+        !encode_map(&whole.x, GROUPED_GEMM_BF16, x, 2, x_size, g->k, 0, 64, DEPTH / 2))
         return cudaErrorNotSupported;
     e = plan_weight(stream, g, down * across, offsets, &whole, dy, x, plan, maps);
     if (e != cudaSuccess)
         return e;
     if (narrow)
-        return launch<write_frame, __nv_bfloat16, false>(stream, out, s, offsets, plan, maps);
-    if (g->add && g->rows < MANY_ROWS * g->groups)
-        return launch<load_frame, float, true>(stream, out, s, offsets, plan, maps);
-    return launch<write_frame, float, false>(stream, out, s, offsets, plan, maps);
+        return g->add ? launch<__nv_bfloat16, adder<__nv_bfloat16>>(stream, out, s, offsets, plan, maps)
+                      : launch<__nv_bfloat16, writer<__nv_bfloat16>>(stream, out, s, offsets, plan, maps);
+    return g->add ? launch<float, adder<float>>(stream, out, s, offsets, plan, maps)
+                  : launch<float, writer<float>>(stream, out, s, offsets, plan, maps);
 }

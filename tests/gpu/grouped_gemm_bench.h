@@ -213,6 +213,7 @@ static void bench_shape(const bench_case &s, const char *what, const times &gemm
     if (strchr(what, 'w')) {
         one("weight fp32 +=", BACKWARD_WEIGHT, 1, GROUPED_GEMM_F32);
         one("weight fp32 =", BACKWARD_WEIGHT, 0, GROUPED_GEMM_F32);
+        one("weight bf16 +=", BACKWARD_WEIGHT, 1, GROUPED_GEMM_BF16);
         one("weight bf16 =", BACKWARD_WEIGHT, 0, GROUPED_GEMM_BF16);
     }
     for (void *p :
