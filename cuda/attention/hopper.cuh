@@ -203,6 +203,29 @@ __device__ __forceinline__ void store_tile(const float (&sum)[128], uint32_t til
     }
 }
 
+/* Barriers of stages that one thread fills and the warps of two warpgroups empty; for one thread. */
+template <int N>
+__device__ __forceinline__ void begin_stages(uint64_t (&full)[N], uint64_t (&empty)[N])
+{
+    for (int i = 0; i < N; i++) {
+        barrier_init(shared_address(&full[i]), 1);
+        barrier_init(shared_address(&empty[i]), 2 * WARPGROUP / 32);
+    }
+}
+
+/* Of three warpgroups the first two work, and a warp of the last brings what they need. */
+template <class Bring, class Work>
+__device__ __forceinline__ void divide_work(Bring &&bring, Work &&work)
+{
+    if (threadIdx.x >= 2 * WARPGROUP) {
+        registers_fewer<24>();
+        if (threadIdx.x < 2 * WARPGROUP + 32) bring();
+    } else {
+        registers_more<240>();
+        work();
+    }
+}
+
 void attend_forward(cudaStream_t stream, const attention_maps &maps, const attention_call &call, float *lse);
 /* Makes of_tile and of_head. */
 void describe_rows(cudaStream_t stream, const attention_call &call, const void *out, const void *dout,

@@ -11,7 +11,8 @@ namespace {
 using namespace hopper;
 
 constexpr int STAGES = 2, THREADS = 3 * WARPGROUP, ROWS = 2 * TILE;
-constexpr int64_t L2_BYTES = 32 << 20; /* keys and values of heads that go together: blocks share what they read */
+/* Keys and values of heads that go together, which blocks share; 4096 rows are slower with 12 MiB and with 32. */
+constexpr int64_t L2_BYTES = 16 << 20;
 constexpr float PATIENCE = 8, LN_2 = 0.6931471805599453f;
 
 struct shared_forward {
@@ -19,13 +20,40 @@ struct shared_forward {
     uint64_t rows_full, k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
 };
 
-__device__ void bring(const attention_maps &m, shared_forward &s, range all, int64_t row, int head)
+/* What of the keys 64 rows see, from a whole tile on; low > high: nothing. For a warp. */
+__device__ __forceinline__ range keys_of(const attention_call &c, int64_t row)
+{
+    int low = INT32_MAX, high = 0;
+
+#pragma unroll
+    for (int i = 0; i < TILE; i += 32) {
+        const int64_t t = row + i + threadIdx.x % 32;
+        const int start = t < c.rows ? c.start[t] : 0, end = t < c.rows ? c.end[t] : 0;
+
+        if (start < end) {
+            low = min(low, start);
+            high = max(high, end);
+        }
+    }
+    return {__reduce_min_sync(~0u, low) / TILE * TILE, __reduce_max_sync(~0u, high)};
+}
+
+__device__ __forceinline__ range around(range a, range b) { return {min(a.low, b.low), max(a.high, b.high)}; }
+__device__ __forceinline__ int tiles_of(int low, int high) { return low < high ? (high - low + TILE - 1) / TILE : 0; }
+
+/* One warp. */
+__device__ void bring(const attention_maps &m, const attention_call &c, shared_forward &s, int64_t row, int head)
 {
     const uint32_t rows_full = shared_address(&s.rows_full);
     uint32_t count = 0;
 
-    barrier_expect(rows_full, 2 * TILE_BYTES);
-    for (int i = 0; i < 2; i++) load_tile(shared_address(s.q[i]), &m.q, row + i * TILE, head, rows_full);
+    if (threadIdx.x % 32 == 0) {
+        barrier_expect(rows_full, 2 * TILE_BYTES);
+        for (int i = 0; i < 2; i++) load_tile(shared_address(s.q[i]), &m.q, row + i * TILE, head, rows_full);
+    }
+    __syncwarp();
+    const range all = around(keys_of(c, row), keys_of(c, row + TILE));
+    if (threadIdx.x % 32 > 0) return;
     for (int64_t key = all.low; key < all.high; key += TILE, count++) {
         const int stage = count % STAGES;
         const uint32_t k_full = shared_address(&s.k_full[stage]), v_full = shared_address(&s.v_full[stage]);
@@ -136,10 +164,25 @@ __device__ __forceinline__ void finish_rows(const attention_call &c, float *lse,
     scale_rows(sum, factor[0], factor[1]);
 }
 
-__device__ void attend(const attention_maps &m, const attention_call &c, float *lse, shared_forward &s, range all,
-                       int64_t row, int head)
+/* Tiles first .. last - 1, of which only the other warpgroup's rows see anything. */
+__device__ __forceinline__ void pass_by(shared_forward &s, uint32_t first, uint32_t last)
 {
-    const int group = threadIdx.x / WARPGROUP, tiles = (all.high - all.low + TILE - 1) / TILE;
+    for (uint32_t i = first; i < last; i++) {
+        barrier_wait(shared_address(&s.k_full[i % STAGES]), i / STAGES & 1);
+        barrier_arrive_warp(shared_address(&s.k_empty[i % STAGES]));
+        barrier_wait(shared_address(&s.v_full[i % STAGES]), i / STAGES & 1);
+        barrier_arrive_warp(shared_address(&s.v_empty[i % STAGES]));
+    }
+}
+
+/* All tiles of keys pass by; this warpgroup's 64 rows see some of them, which lie in a row. */
+__device__ void attend(const attention_maps &m, const attention_call &c, float *lse, shared_forward &s, int64_t row,
+                       int head)
+{
+    const int group = __reduce_max_sync(~0u, threadIdx.x / WARPGROUP); /* so the compiler knows it is one */
+    const range one = keys_of(c, row + group * TILE), all = around(one, keys_of(c, row + (1 - group) * TILE));
+    const uint32_t tiles = tiles_of(all.low, all.high), count = tiles_of(one.low, one.high);
+    const uint32_t first = count > 0 ? (one.low - all.low) / TILE : 0, end = first + count;
     const uint32_t q = shared_address(s.q[group]);
     const float scale = c.scale * LOG2_E;
     float sum[128] = {}, score[32], shrink[2];
@@ -148,17 +191,18 @@ __device__ void attend(const attention_maps &m, const attention_call &c, float *
     row += group * TILE;
     row_state r = begin_rows(c, row);
     barrier_wait(shared_address(&s.rows_full), 0);
-    if (tiles > 0) {
-        barrier_wait(shared_address(&s.k_full[0]), 0);
-        multiply_tiles(score, q, shared_address(s.k[0]));
+    pass_by(s, 0, first);
+    if (count > 0) {
+        barrier_wait(shared_address(&s.k_full[first % STAGES]), first / STAGES & 1);
+        multiply_tiles(score, q, shared_address(s.k[first % STAGES]));
         mma_wait<0>();
         settle(score);
-        barrier_arrive_warp(shared_address(&s.k_empty[0]));
-        blank_unseen(score, r, all.low);
+        barrier_arrive_warp(shared_address(&s.k_empty[first % STAGES]));
+        blank_unseen(score, r, one.low);
         soften(score, r, scale, shrink);
         to_operand(score, operand);
     }
-    for (uint32_t i = 0; i + 1 < (uint32_t)tiles; i++) {
+    for (uint32_t i = first; i + 1 < end; i++) {
         const int stage = i % STAGES, next = (i + 1) % STAGES;
 
         barrier_wait(shared_address(&s.k_full[next]), (i + 1) / STAGES & 1);
@@ -176,17 +220,19 @@ __device__ void attend(const attention_maps &m, const attention_call &c, float *
         if (moved) scale_rows(sum, shrink[0], shrink[1]);
         to_operand(score, operand);
     }
-    if (tiles > 0) {
-        const uint32_t last = tiles - 1;
+    if (count > 0) {
+        const uint32_t stage = (end - 1) % STAGES;
 
-        barrier_wait(shared_address(&s.v_full[last % STAGES]), last / STAGES & 1);
-        multiply_by_tile(sum, operand, shared_address(s.v[last % STAGES]));
+        barrier_wait(shared_address(&s.v_full[stage]), (end - 1) / STAGES & 1);
+        multiply_by_tile(sum, operand, shared_address(s.v[stage]));
         mma_wait<0>();
         settle(sum);
+        barrier_arrive_warp(shared_address(&s.v_empty[stage]));
     }
     finish_rows(c, lse, r, sum, row, head);
     named_barrier(1 + group, WARPGROUP);
     store_tile(sum, q, &m.out, row, head, 1 + group);
+    pass_by(s, end, tiles);
 }
 
 /* blockIdx: head among those that go together; tile of rows, late ones first, which see most; which heads go
@@ -200,27 +246,14 @@ __global__ __launch_bounds__(THREADS, 1) void forward_kernel(const __grid_consta
     const int head = blockIdx.z * gridDim.x + blockIdx.x;
 
     if (head >= c.heads) return;
-    range all = visible_range(c.start, c.end, row, (int)min((int64_t)ROWS, c.rows - row));
-
-    all.low = all.low / TILE * TILE;
     if (threadIdx.x == 0) {
         barrier_init(shared_address(&s.rows_full), 1);
-        for (int i = 0; i < STAGES; i++) {
-            barrier_init(shared_address(&s.k_full[i]), 1);
-            barrier_init(shared_address(&s.k_empty[i]), 8);
-            barrier_init(shared_address(&s.v_full[i]), 1);
-            barrier_init(shared_address(&s.v_empty[i]), 8);
-        }
+        begin_stages(s.k_full, s.k_empty);
+        begin_stages(s.v_full, s.v_empty);
         fence_async();
     }
     __syncthreads();
-    if (threadIdx.x >= 2 * WARPGROUP) {
-        registers_fewer<24>();
-        if (threadIdx.x == 2 * WARPGROUP) bring(m, s, all, row, head);
-    } else {
-        registers_more<240>();
-        attend(m, c, lse, s, all, row, head);
-    }
+    divide_work([&] { bring(m, c, s, row, head); }, [&] { attend(m, c, lse, s, row, head); });
 }
 
 } /* namespace */
