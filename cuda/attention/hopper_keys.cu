@@ -227,25 +227,18 @@ __global__ __launch_bounds__(THREADS, 1) void keys_kernel(const __grid_constant_
 
     if (threadIdx.x == 0) {
         barrier_init(shared_address(&s.keys_full), 1);
-        for (int i = 0; i < STAGES; i++) {
-            barrier_init(shared_address(&s.q_full[i]), 1);
-            barrier_init(shared_address(&s.q_empty[i]), 8);
-            barrier_init(shared_address(&s.dout_full[i]), 1);
-            barrier_init(shared_address(&s.dout_empty[i]), 8);
-        }
+        begin_stages(s.q_full, s.q_empty);
+        begin_stages(s.dout_full, s.dout_empty);
         fence_async();
     }
     __syncthreads();
-    if (threadIdx.x >= 2 * WARPGROUP) {
-        registers_fewer<24>();
-        if (threadIdx.x < 2 * WARPGROUP + 32) bring(m, c, s, key, head);
-    } else {
-        registers_more<240>();
-        if (threadIdx.x < WARPGROUP)
-            values(m, c, s, key, head);
-        else
-            keys(m, c, s, key, head);
-    }
+    divide_work([&] { bring(m, c, s, key, head); },
+                [&] {
+                    if (threadIdx.x < WARPGROUP)
+                        values(m, c, s, key, head);
+                    else
+                        keys(m, c, s, key, head);
+                });
 }
 
 } /* namespace */

@@ -11,13 +11,13 @@ constexpr int STAGES = 2, THREADS = 3 * WARPGROUP, ROWS = 2 * TILE;
 struct shared_queries {
     unsigned char q[2][TILE_BYTES], dout[2][TILE_BYTES];
     unsigned char k[STAGES][TILE_BYTES], v[TILE_BYTES];
-    uint64_t rows_full, k_full[STAGES], k_empty[STAGES], v_full, v_empty;
+    uint64_t rows_full, k_full[STAGES], k_empty[STAGES], v_full[1], v_empty[1];
 };
 
 __device__ void bring(const attention_maps &m, const attention_call &c, shared_queries &s, int64_t row, int head)
 {
     const range all = keys_of_two(c, row);
-    const uint32_t rows_full = shared_address(&s.rows_full), v_full = shared_address(&s.v_full);
+    const uint32_t rows_full = shared_address(&s.rows_full), v_full = shared_address(s.v_full);
     uint32_t count = 0;
 
     barrier_expect(rows_full, 4 * TILE_BYTES);
@@ -32,7 +32,7 @@ __device__ void bring(const attention_maps &m, const attention_call &c, shared_q
         barrier_wait(shared_address(&s.k_empty[stage]), ~(count / STAGES) & 1);
         barrier_expect(k_full, TILE_BYTES);
         load_tile(shared_address(s.k[stage]), &m.k, key, head, k_full);
-        barrier_wait(shared_address(&s.v_empty), ~count & 1);
+        barrier_wait(shared_address(s.v_empty), ~count & 1);
         barrier_expect(v_full, TILE_BYTES);
         load_tile(shared_address(s.v), &m.v, key, head, v_full);
     }
@@ -99,7 +99,7 @@ __device__ void queries(const attention_maps &m, const attention_call &c, shared
 
         barrier_wait(shared_address(&s.k_full[stage]), count / STAGES & 1);
         multiply_tiles(p, q, k);
-        barrier_wait(shared_address(&s.v_full), count & 1);
+        barrier_wait(shared_address(s.v_full), count & 1);
         multiply_tiles(slope, dout, shared_address(s.v));
         mma_wait<1>();
         settle(p);
@@ -107,7 +107,7 @@ __device__ void queries(const attention_maps &m, const attention_call &c, shared
         probabilities(p, f, c.scale * LOG2_E, key);
         mma_wait<0>();
         settle(slope);
-        barrier_arrive_warp(shared_address(&s.v_empty));
+        barrier_arrive_warp(shared_address(s.v_empty));
 #pragma unroll
         for (int i = 0; i < 32; i++) slope[i] = p[i] * (slope[i] - f.delta[i / 2 % 2]) * c.scale;
         to_operand(slope, operand);
@@ -130,22 +130,12 @@ __global__ __launch_bounds__(THREADS, 1) void queries_kernel(const __grid_consta
 
     if (threadIdx.x == 0) {
         barrier_init(shared_address(&s.rows_full), 1);
-        barrier_init(shared_address(&s.v_full), 1);
-        barrier_init(shared_address(&s.v_empty), 8);
-        for (int i = 0; i < STAGES; i++) {
-            barrier_init(shared_address(&s.k_full[i]), 1);
-            barrier_init(shared_address(&s.k_empty[i]), 8);
-        }
+        begin_stages(s.k_full, s.k_empty);
+        begin_stages(s.v_full, s.v_empty);
         fence_async();
     }
     __syncthreads();
-    if (threadIdx.x >= 2 * WARPGROUP) {
-        registers_fewer<24>();
-        if (threadIdx.x == 2 * WARPGROUP) bring(m, c, s, row, head);
-    } else {
-        registers_more<240>();
-        queries(m, c, s, row, head);
-    }
+    divide_work([&] { if (threadIdx.x % 32 == 0) bring(m, c, s, row, head); }, [&] { queries(m, c, s, row, head); });
 }
 
 } /* namespace */

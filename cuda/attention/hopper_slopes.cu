@@ -88,20 +88,11 @@ __global__ __launch_bounds__(THREADS, 1) void slopes_kernel(const __grid_constan
     const int head = c.first + blockIdx.x;
 
     if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES; i++) {
-            barrier_init(shared_address(&s.full[i]), 1);
-            barrier_init(shared_address(&s.empty[i]), 8);
-        }
+        begin_stages(s.full, s.empty);
         fence_async();
     }
     __syncthreads();
-    if (threadIdx.x >= 2 * WARPGROUP) {
-        registers_fewer<24>();
-        if (threadIdx.x == 2 * WARPGROUP) bring(m, c, s, row, head);
-    } else {
-        registers_more<240>();
-        gather(m, c, s, row, head);
-    }
+    divide_work([&] { if (threadIdx.x % 32 == 0) bring(m, c, s, row, head); }, [&] { gather(m, c, s, row, head); });
 }
 
 } /* namespace */
