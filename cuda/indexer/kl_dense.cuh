@@ -5,8 +5,8 @@
  * scores.cuh. With these both gradients are one product each, without the dots:
  *     dq[t,h] = weight[t,h] sum_u slope[t,u] active[t,h,u] key[u]
  *     dkey[u] = sum_t,h slope[t,u] weight[t,h] active[t,h,u] q[t,h]
- * Their left operands are made in registers as sums of two bf16 numbers, which lose 2^-17 of a slope; q and key
- * are bf16 as they come, and sums are fp32. */
+ * Their left operands are made in registers, slopes rounded to bf16 as over selected keys; q and key are bf16 as they
+ * come, and sums are fp32. */
 #pragma once
 
 #include "attention/visible.cuh"
@@ -34,12 +34,3 @@ struct dense_slopes {
 
 void dense_rows(cuda_device *d, const dense_slopes &x); /* dq, dweight */
 void dense_keys(cuda_device *d, const dense_slopes &x); /* dkey (+)= */
-
-/* Two numbers as the left operand of a product, and what their rounding lost. */
-__device__ __forceinline__ void split(float low, float high, uint32_t mask, uint32_t &kept, uint32_t &lost)
-{
-    const uint32_t both = hopper::pack_bf16(low, high);
-
-    kept = both & mask;
-    lost = hopper::pack_bf16(low - __uint_as_float(both << 16), high - __uint_as_float(both & 0xffff0000)) & mask;
-}

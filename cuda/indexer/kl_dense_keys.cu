@@ -70,8 +70,7 @@ __device__ __forceinline__ void read_keys(const dense_slopes &x, int64_t step, i
 }
 
 /* Slope times weights where active: keys x 16 heads, the heads' first 16 or last. */
-__device__ __forceinline__ void make_operand(const two_keys &e, const float2 (&weight)[4], int half,
-                                             uint32_t (&kept)[4], uint32_t (&lost)[4])
+__device__ __forceinline__ void make_operand(const two_keys &e, const float2 (&weight)[4], int half, uint32_t (&a)[4])
 {
     const int quarter = threadIdx.x % 4;
 
@@ -82,8 +81,7 @@ __device__ __forceinline__ void make_operand(const two_keys &e, const float2 (&w
             const int i = half * 2 + eight;
             const uint32_t both = e.active[key] >> (quarter * 4 + i) & 0x10001;
 
-            split(e.slope[key] * weight[i].x, e.slope[key] * weight[i].y, both * 0xffff, kept[eight * 2 + key],
-                  lost[eight * 2 + key]);
+            a[eight * 2 + key] = pack_bf16(e.slope[key] * weight[i].x, e.slope[key] * weight[i].y) & both * 0xffff;
         }
 }
 
@@ -91,20 +89,17 @@ __device__ __forceinline__ void add_row(const dense_slopes &x, int64_t row, cons
                                         float (&sum)[64])
 {
     const int64_t t = min(x.first + row, x.all_rows - 1);
-    uint32_t kept[2][4], lost[2][4];
+    uint32_t a[2][4];
     float2 weight[4];
 
 #pragma unroll
     for (int i = 0; i < 4; i++)
         weight[i] = __ldg((const float2 *)&x.weight[t * DENSE_HEADS + 8 * i + threadIdx.x % 4 * 2]);
-    make_operand(e, weight, 0, kept[0], lost[0]);
-    make_operand(e, weight, 1, kept[1], lost[1]);
+    make_operand(e, weight, 0, a[0]);
+    make_operand(e, weight, 1, a[1]);
     mma_begin();
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        add_product128<1>(sum, kept[half], q + half * 128);
-        add_product128<1>(sum, lost[half], q + half * 128);
-    }
+    for (int half = 0; half < 2; half++) add_product128<1>(sum, a[half], q + half * 128);
     mma_commit();
     mma_wait<0>();
 }

@@ -38,16 +38,15 @@ __device__ __forceinline__ void read_piece(const float *slope, const uint32_t *a
 }
 
 /* Rows of the operand: heads `shift` says, and eight further on, whose bit is the next one. */
-__device__ __forceinline__ void make_operand(const piece &p, int s, int shift, uint32_t (&kept)[4], uint32_t (&lost)[4])
+__device__ __forceinline__ void make_operand(const piece &p, int s, int shift, uint32_t (&a)[4])
 {
 #pragma unroll
     for (int eight = 0; eight < 2; eight++) {
-        const float2 slope = p.slope[s][eight];
+        const uint32_t both = pack_bf16(p.slope[s][eight].x, p.slope[s][eight].y);
         const uint32_t heads = (p.active[s][eight].x >> shift & 3) | (p.active[s][eight].y >> shift & 3) << 16;
 
 #pragma unroll
-        for (int i = 0; i < 2; i++)
-            split(slope.x, slope.y, (heads >> i & 0x10001) * 0xffff, kept[eight * 2 + i], lost[eight * 2 + i]);
+        for (int i = 0; i < 2; i++) a[eight * 2 + i] = both & (heads >> i & 0x10001) * 0xffff;
     }
 }
 
@@ -98,20 +97,15 @@ __device__ __forceinline__ void sum_keys(const dense_slopes &x, const ring &fres
         barrier_wait(use.full + use.slot * 8, use.parity);
 #pragma unroll
         for (int half = 0; half < KEYS / PIECE; half++) {
-            uint32_t kept[PIECE / 16][4], lost[PIECE / 16][4];
+            uint32_t a[PIECE / 16][4];
             const int64_t after = key + (half + 1) * PIECE;
 
 #pragma unroll
-            for (int s = 0; s < PIECE / 16; s++) make_operand(p, s, shift, kept[s], lost[s]);
+            for (int s = 0; s < PIECE / 16; s++) make_operand(p, s, shift, a[s]);
             if (after < high) read_piece(slope + after, active + after, p);
             mma_begin();
 #pragma unroll
-            for (int s = 0; s < PIECE / 16; s++) {
-                const uint32_t at = b + (half * (PIECE / 16) + s) * 128;
-
-                add_product128<1>(sum, kept[s], at);
-                add_product128<1>(sum, lost[s], at);
-            }
+            for (int s = 0; s < PIECE / 16; s++) add_product128<1>(sum, a[s], b + (half * (PIECE / 16) + s) * 128);
             mma_commit();
             mma_wait<0>();
         }
