@@ -70,20 +70,12 @@ size_t sums_bytes(const struct sparse_mla *shape)
 constexpr size_t HEAD_BYTES = 256;
 static_assert(sizeof(workspace_head) <= HEAD_BYTES, "the head fits its place");
 
-cudaError_t launch_kernel(cudaStream_t stream, bool fixed, const backward_arguments &a)
-{
-    const int64_t grid = a.rows < multiprocessors() ? a.rows : multiprocessors();
-    void (*kernel)(backward_arguments) =
-        fixed ? backward_kernel<true> : backward_kernel<false>;
-    const cudaError_t status = cudaFuncSetAttribute(
-        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(shared_backward));
-
-    if (status == cudaSuccess)
-        kernel<<<(unsigned)grid, THREADS, sizeof(shared_backward), stream>>>(a);
-    return status;
-}
-
 } /* namespace */
+
+bool hopper_sums_fit(const struct sparse_mla *shape)
+{
+    return !shape->deterministic || sums_bytes(shape) < NO_KEY;
+}
 
 size_t hopper_backward_bytes(const struct sparse_mla *shape)
 {
@@ -123,7 +115,7 @@ cudaError_t hopper_backward(cudaStream_t stream, const struct sparse_mla *shape,
     cudaError_t status = cudaMemsetAsync(dkv, 0, bytes, stream);
 
     if (status == cudaSuccess)
-        status = cudaMemsetAsync(&head->started, 0, sizeof head->started, stream);
+        status = reset_started(stream, a.started);
     if (status == cudaSuccess && fixed)
         status = cudaMemsetAsync(coarser, 0, 2 * bytes, stream);
     if (status != cudaSuccess)
@@ -132,7 +124,8 @@ cudaError_t hopper_backward(cudaStream_t stream, const struct sparse_mla *shape,
         launch_delta_units(stream, shape, q, kv, out, dout, delta, head->scratch, &head->units);
     else
         launch_delta(stream, shape->rows * shape->heads, out, dout, delta);
-    status = launch_kernel(stream, fixed, a);
+    status = launch_rows(stream, fixed ? backward_kernel<true> : backward_kernel<false>, THREADS,
+                         sizeof(shared_backward), a);
     if (status != cudaSuccess)
         return status;
     if (fixed)

@@ -33,15 +33,10 @@ struct shared_forward {
     uint64_t next_scored; /* the next tile's products are under way, or there is none */
 };
 
-struct forward_arguments {
-    const __nv_bfloat16 *q, *kv;
-    const int32_t *selected, *counts;
+struct forward_arguments : gather_arguments {
     __nv_bfloat16 *out;
     float *lse;
-    int64_t rows;
-    int32_t heads, k;
     float scale_log2;
-    uint32_t *started; /* NULL: blocks need not keep together */
 };
 
 /* ---- scores ---------------------------------------------------------------------------------- */
@@ -339,13 +334,7 @@ __device__ __forceinline__ void output(const forward_arguments &a, shared_forwar
 
 __device__ __forceinline__ void init_barriers(shared_forward &s)
 {
-    for (int i = 0; i < BLOCKS; i++)
-        barrier_init(shared_address(&s.q_full[i]), WARPGROUP);
-    for (int i = 0; i < SLOTS; i++) {
-        barrier_init(shared_address(&s.full[i]), WARPGROUP);
-        barrier_init(shared_address(&s.empty[i]), 4);
-    }
-    barrier_init(shared_address(&s.q_empty), 4);
+    init_gather(s, 4);
     barrier_init(shared_address(&s.p_full), 4);
     barrier_init(shared_address(&s.next_scored), 4);
     barrier_init(shared_address(&s.p_empty), 8);
@@ -380,26 +369,11 @@ cudaError_t hopper_forward(cudaStream_t stream, const struct sparse_mla *shape, 
                            const void *kv, const int32_t *selected, const int32_t *counts,
                            void *out, float *lse, void *workspace)
 {
-    const bool together = (size_t)shape->keys * WIDTH * 2 > CACHED_BYTES;
-    const forward_arguments a = {(const __nv_bfloat16 *)q,
-                                 (const __nv_bfloat16 *)kv,
-                                 selected,
-                                 counts,
-                                 (__nv_bfloat16 *)out,
-                                 lse,
-                                 shape->rows,
-                                 shape->heads,
-                                 shape->k,
-                                 shape->scale * LOG2_E,
-                                 together ? (uint32_t *)workspace : nullptr};
-    const int64_t grid = shape->rows < multiprocessors() ? shape->rows : multiprocessors();
-    cudaError_t status = cudaFuncSetAttribute(
-        forward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(shared_forward));
+    const forward_arguments a = {arguments_of_gather(shape, q, kv, selected, counts, workspace),
+                                 (__nv_bfloat16 *)out, lse, shape->scale * LOG2_E};
+    const cudaError_t status = reset_started(stream, a.started);
 
-    if (status == cudaSuccess && together)
-        status = cudaMemsetAsync(workspace, 0, sizeof(uint32_t), stream);
     if (status != cudaSuccess)
         return status;
-    forward_kernel<<<(unsigned)grid, THREADS, sizeof(shared_forward), stream>>>(a);
-    return cudaGetLastError();
+    return launch_rows(stream, forward_kernel, THREADS, sizeof(shared_forward), a);
 }

@@ -1,13 +1,50 @@
 /* The warpgroup that brings a row's queries and its selected keys into shared memory, for those that
  * make products of both: Q, and a ring of two tiles of keys, block by block. SHARED has q, ring and
- * their barriers q_full, q_empty, full and empty as in forward.cu; ARGUMENTS q, kv, selected,
- * counts, rows, heads, k and started (NULL: blocks need not keep together). */
+ * their barriers q_full, q_empty, full and empty as in forward.cu. */
 #pragma once
 #include "shape.cuh"
 
 using namespace hopper;
 
 constexpr int SLOTS = 2 * BLOCKS; /* of the ring */
+
+struct gather_arguments {
+    const __nv_bfloat16 *q, *kv;
+    const int32_t *selected, *counts;
+    int64_t rows;
+    int32_t heads, k;
+    uint32_t *started; /* NULL: blocks need not keep together */
+};
+
+/* `workspace` holds one word. */
+inline gather_arguments arguments_of_gather(const struct sparse_mla *shape, const void *q,
+                                            const void *kv, const int32_t *selected,
+                                            const int32_t *counts, void *workspace)
+{
+    const bool together = (size_t)shape->keys * WIDTH * 2 > CACHED_BYTES;
+
+    return {(const __nv_bfloat16 *)q,
+            (const __nv_bfloat16 *)kv,
+            selected,
+            counts,
+            shape->rows,
+            shape->heads,
+            shape->k,
+            together ? (uint32_t *)workspace : nullptr};
+}
+
+/* Barriers of Q and the ring, for one thread; `readers`: warps that free Q. */
+template <class SHARED>
+__device__ __forceinline__ void init_gather(SHARED &s, int readers)
+{
+    for (int i = 0; i < BLOCKS; i++)
+        barrier_init(shared_address(&s.q_full[i]), WARPGROUP);
+    for (int i = 0; i < SLOTS; i++) {
+        barrier_init(shared_address(&s.full[i]), WARPGROUP);
+        barrier_init(shared_address(&s.empty[i]), 4);
+    }
+    barrier_init(shared_address(&s.q_empty), readers);
+}
 
 /* Position in the ring -> block of columns. The RoPE block comes first: it is free after Q K^T.
  * Then the two output warpgroups' blocks in turn, in the order in which they end. */
@@ -16,8 +53,8 @@ __device__ __forceinline__ constexpr int block_at(int position)
     return position == 0 ? 8 : (position - 1) / 2 + (position - 1) % 2 * 4;
 }
 
-template <class ARGUMENTS, class SHARED>
-__device__ __forceinline__ void gather_q(const ARGUMENTS &a, SHARED &s, int64_t row, uint32_t parity,
+template <class SHARED>
+__device__ __forceinline__ void gather_q(const gather_arguments &a, SHARED &s, int64_t row, uint32_t parity,
                                          uint64_t policy)
 {
     const int lane = threadIdx.x % WARPGROUP, piece = lane % 8, head = lane / 8;
@@ -44,8 +81,8 @@ __device__ __forceinline__ void gather_q(const ARGUMENTS &a, SHARED &s, int64_t 
 }
 
 /* One tile: this thread copies 16 bytes of four keys in each block. */
-template <class ARGUMENTS, class SHARED>
-__device__ __forceinline__ void gather_tile(const ARGUMENTS &a, SHARED &s, const int (&index)[4],
+template <class SHARED>
+__device__ __forceinline__ void gather_tile(const gather_arguments &a, SHARED &s, const int (&index)[4],
                                             uint32_t tile)
 {
     const int lane = threadIdx.x % WARPGROUP, piece = lane % 8, key = lane / 8;
@@ -72,8 +109,8 @@ __device__ __forceinline__ void gather_tile(const ARGUMENTS &a, SHARED &s, const
     });
 }
 
-template <class ARGUMENTS, class SHARED>
-__device__ __forceinline__ void gather(const ARGUMENTS &a, SHARED &s)
+template <class SHARED>
+__device__ __forceinline__ void gather(const gather_arguments &a, SHARED &s)
 {
     const int key = threadIdx.x % WARPGROUP / 8;
     const uint64_t policy = policy_evict_first();

@@ -138,7 +138,7 @@ __global__ void units_kernel(const maxima *top, int heads, int64_t rows, fixed_u
     const int log2_rows = rows > 1 ? 64 - __clzll(rows - 1) : 0;
     const float levels = exp2f((float)min(22, 30 - log2_rows));
 
-    units->fine = power_above(__uint_as_float(top->dout) / 16);
+    units->fine = fminf(power_above(__uint_as_float(top->dout) / 16), 0x1p60f); /* its square is finite */
     units->middle = units->fine * 512;
     units->bound = fmaxf(power_above(__uint_as_float(top->head) * heads), units->middle);
     units->per_fine = levels / units->fine;

@@ -79,10 +79,30 @@ __device__ __forceinline__ void start_together(uint32_t *started, int64_t row, i
     while (seen < all && clock64() - begin < patience);
 }
 
-/* counts[row] = how many entries of selected[row] stand before the first negative one. */
-void count_selected(cudaStream_t stream, int64_t rows, int32_t k, const int32_t *selected,
-                    int32_t *counts);
+int multiprocessors();
 
+/* A block per multiprocessor, or per row where there are fewer, with `shared` bytes of its own. */
+template <class ARGUMENTS>
+cudaError_t launch_rows(cudaStream_t stream, void (*kernel)(ARGUMENTS), int threads, size_t shared,
+                        const ARGUMENTS &a)
+{
+    const int64_t grid = a.rows < multiprocessors() ? a.rows : multiprocessors();
+    const cudaError_t status =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+
+    if (status != cudaSuccess)
+        return status;
+    kernel<<<(unsigned)grid, threads, shared, stream>>>(a);
+    return cudaGetLastError();
+}
+
+/* The word that start_together counts in, if there is one, from 0. */
+inline cudaError_t reset_started(cudaStream_t stream, uint32_t *started)
+{
+    return started ? cudaMemsetAsync(started, 0, sizeof *started, stream) : cudaSuccess;
+}
+
+/* counts[row]: how many entries of selected[row] stand before the first negative one. */
 bool hopper_shape(const struct sparse_mla *shape);
 cudaError_t hopper_forward(cudaStream_t stream, const struct sparse_mla *shape, const void *q,
                            const void *kv, const int32_t *selected, const int32_t *counts,
@@ -97,6 +117,8 @@ cudaError_t hopper_target(cudaStream_t stream, const struct sparse_mla *shape, c
                           const float *lse, float *target, void *workspace);
 size_t hopper_forward_bytes(const struct sparse_mla *shape);
 size_t hopper_backward_bytes(const struct sparse_mla *shape);
+/* Deterministic mode addresses its sums with 32 bits: at most 1.8 million keys. */
+bool hopper_sums_fit(const struct sparse_mla *shape);
 
 cudaError_t generic_forward(cudaStream_t stream, const struct sparse_mla *shape, const void *q,
                             const void *kv, const int32_t *selected, const int32_t *counts,
@@ -109,5 +131,3 @@ cudaError_t generic_target(cudaStream_t stream, const struct sparse_mla *shape, 
                            const void *kv, const int32_t *selected, const int32_t *counts,
                            const float *lse, float *target, void *workspace);
 size_t generic_backward_bytes(const struct sparse_mla *shape);
-
-int multiprocessors();

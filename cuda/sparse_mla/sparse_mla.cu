@@ -39,6 +39,25 @@ __global__ __launch_bounds__(256) void count_kernel(const int32_t *selected, int
         counts[row] = low;
 }
 
+/* What every operation begins with: the shape checked, the keys of each row counted. */
+struct begun {
+    cudaError_t status;
+    int32_t *counts; /* NULL: the shape is out of range or has no rows */
+    void *rest;      /* of the workspace, for the kernels */
+};
+
+begun begin(cudaStream_t stream, const struct sparse_mla *shape, const int32_t *selected,
+            void *workspace)
+{
+    if (!valid(shape))
+        return {cudaErrorInvalidValue, nullptr, nullptr};
+    if (shape->rows == 0)
+        return {cudaSuccess, nullptr, nullptr};
+    count_kernel<<<(unsigned)((shape->rows + 7) / 8), 256, 0, stream>>>(
+        selected, (int32_t *)workspace, shape->rows, shape->k);
+    return {cudaSuccess, (int32_t *)workspace, (char *)workspace + counts_bytes(shape)};
+}
+
 } /* namespace */
 
 int multiprocessors()
@@ -60,12 +79,6 @@ bool hopper_shape(const struct sparse_mla *shape)
            shape->kv_rank == RANK && shape->rope == ROPE;
 }
 
-void count_selected(cudaStream_t stream, int64_t rows, int32_t k, const int32_t *selected,
-                    int32_t *counts)
-{
-    count_kernel<<<(unsigned)((rows + 7) / 8), 256, 0, stream>>>(selected, counts, rows, k);
-}
-
 extern "C" {
 
 size_t sparse_mla_cuda_forward_bytes(const struct sparse_mla *shape)
@@ -84,32 +97,24 @@ cudaError_t sparse_mla_cuda_forward(cudaStream_t stream, const struct sparse_mla
                                     const void *q, const void *kv, const int32_t *selected,
                                     void *out, float *lse, void *workspace)
 {
-    int32_t *counts = (int32_t *)workspace;
-    void *rest = (char *)workspace + counts_bytes(shape);
+    const begun b = begin(stream, shape, selected, workspace);
 
-    if (!valid(shape))
-        return cudaErrorInvalidValue;
-    if (shape->rows == 0)
-        return cudaSuccess;
-    count_selected(stream, shape->rows, shape->k, selected, counts);
+    if (!b.counts)
+        return b.status;
     return (hopper_shape(shape) ? hopper_forward : generic_forward)(stream, shape, q, kv, selected,
-                                                                    counts, out, lse, rest);
+                                                                    b.counts, out, lse, b.rest);
 }
 
 cudaError_t sparse_mla_cuda_target(cudaStream_t stream, const struct sparse_mla *shape,
                                    const void *q, const void *kv, const int32_t *selected,
                                    const float *lse, float *target, void *workspace)
 {
-    int32_t *counts = (int32_t *)workspace;
-    void *rest = (char *)workspace + counts_bytes(shape);
+    const begun b = begin(stream, shape, selected, workspace);
 
-    if (!valid(shape))
-        return cudaErrorInvalidValue;
-    if (shape->rows == 0)
-        return cudaSuccess;
-    count_selected(stream, shape->rows, shape->k, selected, counts);
+    if (!b.counts)
+        return b.status;
     return (hopper_shape(shape) ? hopper_target : generic_target)(
-        stream, shape, q, kv, selected, counts, lse, target, rest);
+        stream, shape, q, kv, selected, b.counts, lse, target, b.rest);
 }
 
 cudaError_t sparse_mla_cuda_backward(cudaStream_t stream, const struct sparse_mla *shape,
@@ -117,17 +122,15 @@ cudaError_t sparse_mla_cuda_backward(cudaStream_t stream, const struct sparse_ml
                                      const void *out, const float *lse, const void *dout, void *dq,
                                      float *dkv, float *target, void *workspace)
 {
-    int32_t *counts = (int32_t *)workspace;
-    void *rest = (char *)workspace + counts_bytes(shape);
+    const begun b = begin(stream, shape, selected, workspace);
 
-    if (!valid(shape))
-        return cudaErrorInvalidValue;
-    if (shape->rows == 0)
+    if (b.status != cudaSuccess)
+        return b.status;
+    if (!b.counts)
         return cudaMemsetAsync(
             dkv, 0, (size_t)shape->keys * (shape->kv_rank + shape->rope) * sizeof(float), stream);
-    count_selected(stream, shape->rows, shape->k, selected, counts);
-    return (hopper_shape(shape) ? hopper_backward : generic_backward)(
-        stream, shape, q, kv, selected, counts, out, lse, dout, dq, dkv, target, rest);
+    return (hopper_shape(shape) && hopper_sums_fit(shape) ? hopper_backward : generic_backward)(
+        stream, shape, q, kv, selected, b.counts, out, lse, dout, dq, dkv, target, b.rest);
 }
 
 } /* extern "C" */

@@ -18,15 +18,10 @@ struct shared_target {
     uint64_t full[SLOTS], empty[SLOTS];
 };
 
-struct target_arguments {
-    const __nv_bfloat16 *q, *kv;
-    const int32_t *selected, *counts;
+struct target_arguments : gather_arguments {
     const float *lse;
     float *target;
-    int64_t rows;
-    int32_t heads, k;
     float scale_log2;
-    uint32_t *started; /* NULL: blocks need not keep together */
 };
 
 /* acc = K Q^T of a tile, which frees its blocks as it goes. */
@@ -137,15 +132,8 @@ __global__ __launch_bounds__(THREADS, 1) void target_kernel(const target_argumen
     shared_target &s = *(shared_target *)memory;
     const int role = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0);
 
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < BLOCKS; i++)
-            barrier_init(shared_address(&s.q_full[i]), WARPGROUP);
-        for (int i = 0; i < SLOTS; i++) {
-            barrier_init(shared_address(&s.full[i]), WARPGROUP);
-            barrier_init(shared_address(&s.empty[i]), 4);
-        }
-        barrier_init(shared_address(&s.q_empty), 8);
-    }
+    if (threadIdx.x == 0)
+        init_gather(s, 8);
     __syncthreads();
     if (role == 0)
         gather(a, s);
@@ -159,26 +147,11 @@ cudaError_t hopper_target(cudaStream_t stream, const struct sparse_mla *shape, c
                           const void *kv, const int32_t *selected, const int32_t *counts,
                           const float *lse, float *target, void *workspace)
 {
-    const bool together = (size_t)shape->keys * WIDTH * 2 > CACHED_BYTES;
-    const target_arguments a = {(const __nv_bfloat16 *)q,
-                                (const __nv_bfloat16 *)kv,
-                                selected,
-                                counts,
-                                lse,
-                                target,
-                                shape->rows,
-                                shape->heads,
-                                shape->k,
-                                shape->scale * LOG2_E,
-                                together ? (uint32_t *)workspace : nullptr};
-    const int64_t grid = shape->rows < multiprocessors() ? shape->rows : multiprocessors();
-    cudaError_t status = cudaFuncSetAttribute(
-        target_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(shared_target));
+    const target_arguments a = {arguments_of_gather(shape, q, kv, selected, counts, workspace), lse,
+                                target, shape->scale * LOG2_E};
+    const cudaError_t status = reset_started(stream, a.started);
 
-    if (status == cudaSuccess && together)
-        status = cudaMemsetAsync(workspace, 0, sizeof(uint32_t), stream);
     if (status != cudaSuccess)
         return status;
-    target_kernel<<<(unsigned)grid, THREADS, sizeof(shared_target), stream>>>(a);
-    return cudaGetLastError();
+    return launch_rows(stream, target_kernel, THREADS, sizeof(shared_target), a);
 }
