@@ -425,6 +425,7 @@ void kl_pairs(cuda_device *d, const kl_call &c)
     const int64_t lists = std::max<int64_t>(1, std::min<int64_t>(d->multiprocessors / c.groups, c.rows / LIST_THREADS));
 
     allow_shared(pairs_kernel, sizeof(shared));
+    kl_ranges(d, c);
     list_kernel<<<dim3((unsigned)c.groups, (unsigned)lists), LIST_THREADS, 0, d->stream>>>(c);
     pairs_kernel<<<(unsigned)(c.blocks * KL_SLICES), THREADS, sizeof(shared), d->stream>>>(c);
     add_parts_kernel<<<dim3((unsigned)c.groups, ADD_BLOCKS), ADD_THREADS, 0, d->stream>>>(c);

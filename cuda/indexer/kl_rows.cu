@@ -5,15 +5,13 @@
  * heads come last, in fp32: without them, dq[h] = weight[h] sum_u g[u] active[h,u] key[u] is also what dweight[h]
  * needs, since sum_u g[u] relu(q[h] . key[u]) = q[h] . sum_u g[u] active[h,u] key[u]. */
 #include "indexer/index_kl.cuh"
-#include "indexer/kl_selected.cuh"
-#include "sparse_mla/hopper.cuh"
+#include "indexer/kl_rows.cuh"
 
 namespace {
 
 constexpr int WARPS = 4, THREADS = WARPS * 32;
-constexpr int GROUP = 16;                      /* keys at a time */
 constexpr int STAGES = 3;
-constexpr uint32_t ROW_BYTES = KL_WIDTH * 2, STAGE_BYTES = GROUP * ROW_BYTES;
+constexpr uint32_t STAGE_BYTES = GROUP * ROW_BYTES;
 constexpr uint32_t RING_BYTES = WARPS * STAGES * STAGE_BYTES;
 constexpr int HEADS_EACH = KL_HEADS / WARPS;
 
@@ -30,12 +28,6 @@ struct row_state {
 
 __host__ __device__ constexpr int padded(int k) { return (k + GROUP - 1) / GROUP * GROUP; }
 size_t shared_bytes(int k) { return RING_BYTES + (size_t)padded(k) * 12; }
-
-/* 16-byte piece `piece` of row `row` where rows are 256 bytes: pieces swapped so that 8 rows lie in different banks. */
-__device__ __forceinline__ uint32_t place(uint32_t base, int row, int piece)
-{
-    return base + row * ROW_BYTES + (piece ^ (row & 7)) * 16;
-}
 
 /* Starts copying the warp's n-th group into its ring; a commit group even if there is none. */
 __device__ __forceinline__ void fetch(const kl_call &c, const row_state &r, int n)
@@ -77,123 +69,47 @@ __device__ __forceinline__ void first_fetches(const kl_call &c, const row_state 
     for (int n = 0; n < STAGES - 1; n++) fetch(c, r, n);
 }
 
-__device__ __forceinline__ void load4(uint32_t from, uint32_t (&v)[4]) { hopper::load_matrices(from, v); }
-__device__ __forceinline__ void load4_across(uint32_t from, uint32_t (&v)[4])
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
-                 : "r"(from)
-                 : "memory");
-}
-
-/* d[16,8] += a[16,16] b[16,8] */
-__device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 /* ---- the first pass: scores and active heads ---- */
 
-/* Of queries in shared memory: as kl_pairs.cu takes them, times their weights. Each slice has a line of 32 heads for
- * each column, its 16-byte pieces swapped. Columns are so ordered that a lane's sums are neighbours: 8 j + 2 l + b is
- * 8 l + 2 j + b. */
-__device__ __forceinline__ void write_queries(const kl_call &c, int64_t row, uint32_t from, const float *weight)
-{
-    static_assert(THREADS == KL_WIDTH && KL_HEADS == 32 && KL_COLUMNS == 32, "a thread a column");
-    const int slice = threadIdx.x / KL_COLUMNS, line = threadIdx.x % KL_COLUMNS;
-    const int column = slice * KL_COLUMNS + line % 8 / 2 * 8 + line / 8 * 2 + line % 2;
-    bf16 *to = c.queries + (slice * c.most_rows + row) * KL_TILE + line * KL_HEADS;
-
-#pragma unroll
-    for (int piece = 0; piece < 4; piece++) {
-        float x[8];
-
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            const int head = piece * 8 + i;
-            uint16_t q;
-
-            asm volatile("ld.shared.u16 %0, [%1];"
-                         : "=h"(q)
-                         : "r"(place(from, head, column / 8) + column % 8 * 2)
-                         : "memory");
-            x[i] = weight[head] * __uint_as_float((uint32_t)q << 16);
-        }
-        store(to + (piece ^ (line / 2 & 3)) * 8, x);
-    }
-}
-
-/* The queries as the right operand: b[step][i] of heads 8 i .. 8 i + 7. They pass through the ring. */
+/* The queries pass through the ring. */
 __device__ __forceinline__ void load_queries(const kl_call &c, const bf16 *q, const float *weight, uint32_t ring,
-                                             uint32_t (&b)[KL_WIDTH / 16][4][2])
+                                             query_operand<4> &b)
 {
-    const int lane = threadIdx.x % 32;
+    static_assert(THREADS == KL_WIDTH, "a thread a column");
 
     for (int i = threadIdx.x; i < KL_HEADS * KL_WIDTH / 8; i += THREADS)
         hopper::copy16<0, 0>(place(ring, i / 16, i % 16), q + i * 8, 16);
     asm volatile("cp.async.commit_group;\ncp.async.wait_group 0;" ::: "memory");
     __syncthreads();
-#pragma unroll
-    for (int step = 0; step < KL_WIDTH / 16; step++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) { /* 16 heads */
-            uint32_t v[4];
-
-            load4(place(ring, half * 16 + lane / 16 * 8 + lane % 8, step * 2 + lane / 8 % 2), v);
-            b[step][half * 2][0] = v[0], b[step][half * 2][1] = v[1];
-            b[step][half * 2 + 1][0] = v[2], b[step][half * 2 + 1][1] = v[3];
-        }
-    if (!c.dense) write_queries(c, blockIdx.x, ring, weight);
+    load_operand<4>(ring, 0, b);
+    if (!c.dense)
+        for (int piece = 0; piece < KL_HEADS / 8; piece++)
+            write_query<8>(c, blockIdx.x, ring, weight, threadIdx.x, piece, 0);
     __syncthreads();
 }
 
 __device__ __forceinline__ void score_keys(const kl_call &c, const row_state &r, const bf16 *q, const float *weight)
 {
-    const int lane = threadIdx.x % 32, quarter = lane % 4;
-    uint32_t b[KL_WIDTH / 16][4][2];
+    const int lane = threadIdx.x % 32;
+    query_operand<4> b;
     float w[4][2];
 
     load_queries(c, q, weight, r.ring, b);
     first_fetches(c, r);
-#pragma unroll
-    for (int i = 0; i < 4; i++) w[i][0] = weight[8 * i + 2 * quarter], w[i][1] = weight[8 * i + 2 * quarter + 1];
+    load_weights<4>(weight, w);
     each_group(c, r, [&](int group, uint32_t stage) {
-        float d[4][4] = {};
+        float score[2];
+        uint32_t active[2];
 
-#pragma unroll
-        for (int step = 0; step < KL_WIDTH / 16; step++) {
-            uint32_t a[4];
+        score_group<4>(stage, b, w, 0, score, active);
+        float all = reduce_one(score[0], score[1], 1, plus());
+        uint32_t heads = reduce_one(active[0], active[1], 1, either());
+        const int at = group * GROUP + lane / 4 + lane % 2 * 8; /* of two lanes */
 
-            load4(place(stage, lane % 16, step * 2 + lane / 16), a);
-#pragma unroll
-            for (int i = 0; i < 4; i++) multiply(d[i], a, b[step][i][0], b[step][i][1]);
-        }
-        float score[2] = {};
-        uint32_t active[2] = {};
-#pragma unroll
-        for (int key = 0; key < 2; key++) { /* lane / 4 and 8 more */
-#pragma unroll
-            for (int e = 0; e < 8; e++) {
-                const float dot = d[e / 2][key * 2 + e % 2];
-
-                score[key] += w[e / 2][e % 2] * fmaxf(dot, 0);
-                active[key] |= dot > 0 ? 1u << (e % 2 * 16 + e / 2) : 0;
-            }
-            active[key] <<= quarter * 4;
-#pragma unroll
-            for (int apart = 1; apart < 4; apart *= 2) {
-                score[key] += __shfl_xor_sync(~0u, score[key], apart);
-                active[key] |= __shfl_xor_sync(~0u, active[key], apart);
-            }
-        }
-        if (quarter < 2) {
-            const int at = group * GROUP + lane / 4 + quarter * 8;
-
-            r.score[at] = at < r.count ? score[quarter] : 0;
-            r.active[at] = at < r.count ? active[quarter] : 0;
-        }
+        all += __shfl_xor_sync(~0u, all, 2);
+        heads |= __shfl_xor_sync(~0u, heads, 2);
+        r.score[at] = at < r.count ? all : 0;
+        r.active[at] = at < r.count ? heads : 0;
     });
 }
 
@@ -267,15 +183,9 @@ __device__ __forceinline__ void write_gradients(const kl_call &c, int64_t t, flo
         __syncthreads();
     }
     for (int head = warp * HEADS_EACH; head < (warp + 1) * HEADS_EACH; head++) {
-        const float weight = c.weight[t * KL_HEADS + head];
-        const int64_t at = (t * KL_HEADS + head) * KL_WIDTH + lane * 4;
         const float4 sum = *(const float4 *)&part[head * KL_WIDTH + (lane * 4 + head * 8) % KL_WIDTH];
-        float q[4], out[4] = {weight * sum.x, weight * sum.y, weight * sum.z, weight * sum.w};
 
-        load(c.q + at, q);
-        store(c.dq + at, out);
-        const float dweight = warp_reduce(q[0] * sum.x + q[1] * sum.y + q[2] * sum.z + q[3] * sum.w, plus());
-        if (lane == 0) c.dweight[t * KL_HEADS + head] = dweight;
+        write_head(c, t, head, load_head(c, t, head), sum);
     }
 }
 
@@ -294,48 +204,10 @@ __device__ int read_numbers(const int32_t *selected, int k, int32_t *number)
     return block_sum<THREADS>(n);
 }
 
-/* How many of number[begin .. end) are below `key`, and begin. */
-__device__ int below(const int32_t *number, int begin, int end, int64_t key)
-{
-    while (begin < end) {
-        const int middle = (begin + end) / 2;
-
-        if (number[middle] < key)
-            begin = middle + 1;
-        else
-            end = middle;
-    }
-    return begin;
-}
-
-/* Which of the first `count` entries belong to which keys. */
-__device__ void write_ranges(const kl_call &c, const row_state &r, int64_t row, int count)
-{
-    for (int64_t group = threadIdx.x; group < c.groups; group += THREADS) {
-        int at = below(r.number, 0, count, group * KL_GROUP);
-        range found = {(uint32_t)at, 0};
-
-        for (int unit = 0; unit < KL_UNITS; unit++) {
-            const int end = below(r.number, at, min(count, at + KL_UNIT), group * KL_GROUP + (unit + 1) * KL_UNIT);
-
-            found.counts |= (uint32_t)(end - at) << unit * 8;
-            at = end;
-        }
-        c.ranges[group * c.most_rows + row] = found;
-        if (found.counts) atomicAdd(&c.counts[group], rounds_of(found));
-    }
-}
-
 __device__ void write_entries(const kl_call &c, const row_state &r, int64_t row)
 {
-    entry *to = c.entries + row * (c.dense ? c.tiles * KL_KEYS : c.i.k);
-
-    for (int j = threadIdx.x; j < r.count; j += THREADS) {
-        const int key = r.number[j];
-
-        to[c.dense ? key : j] = {pack_slope(r.score[j], key), r.active[j]};
-        if (c.dense) c.filled[key / KL_KEYS * c.steps + row / KL_ROWS] = 1; /* whoever writes, writes 1 */
-    }
+    for (int j = threadIdx.x; j < r.count; j += THREADS)
+        write_entry(c, row, j, r.number[j], r.score[j], r.active[j]);
 }
 
 __global__ __launch_bounds__(THREADS, 3) void rows_kernel(const kl_call c)
@@ -360,7 +232,6 @@ __global__ __launch_bounds__(THREADS, 3) void rows_kernel(const kl_call c)
     }
     __syncthreads();
     if (threadIdx.x == 0) c.kl[t] = kl;
-    if (!c.dense) write_ranges(c, r, blockIdx.x, row_weight != 0 ? r.count : 0);
     sums d = {};
     if (row_weight != 0 && r.count > 0) {
         write_entries(c, r, blockIdx.x);

@@ -254,6 +254,7 @@ void learn(cuda_device *d, arguments x, void *workspace)
 constexpr size_t CHUNK = (size_t)128 << 20; /* bytes that grow with the rows of a chunk, */
 constexpr int64_t FEWEST_ROWS = 256;        /* but at least so many rows */
 constexpr int DENSE = 5;                    /* rows that select more than one key of so many: kl_keys.cu is faster */
+constexpr int HELD = 4;                     /* rows that select at most one key of so many: kl_held.cu */
 static_assert(CHUNK / sizeof(entry) <= KL_MOST_ENTRIES && FEWEST_ROWS * KL_MOST_KEYS <= KL_MOST_ENTRIES, "see there");
 
 bool is_fast(const struct indexer *i)
@@ -317,6 +318,13 @@ size_t fast_layout(const cuda_device *d, void *base, kl_call *c)
     return used;
 }
 
+/* Whether kl_held.cu has room for the keys, and most of its blocks have some. A row with few keys takes it as long as
+ * one with many, kl_rows.cu less: so not where many rows of a causal document have few. */
+bool is_held(const struct indexer *i)
+{
+    return i->k > KL_HELD_KEYS / 2 && i->k <= KL_HELD_KEYS && i->keys >= HELD * (int64_t)i->k;
+}
+
 void learn_fast(cuda_device *d, kl_call c, void *workspace)
 {
     fast_layout(d, workspace, &c);
@@ -328,7 +336,7 @@ void learn_fast(cuda_device *d, kl_call c, void *workspace)
             cudaMemsetAsync(c.filled, 0, (size_t)(c.tiles * c.steps), d->stream);
         } else
             cudaMemsetAsync(c.counts, 0, (size_t)c.groups * sizeof(int32_t), d->stream);
-        kl_rows(d, c);
+        is_held(&c.i) ? kl_held(d, c) : kl_rows(d, c);
         c.dense ? kl_keys(d, c) : kl_pairs(d, c);
     }
 }

@@ -1,17 +1,19 @@
 /* The fast form of the loss over selected keys: 32 bf16 heads of 128 (kl_selected.cu says what is computed).
  *
- * Rows come in chunks. kl_rows.cu, a block a row, gathers the row's keys twice: for the scores and which heads are
- * active (dots > 0), then, the loss and its slopes being known, for dq and dweight. Of each selected pair it leaves
- * an `entry`: what a row gives to a key needs no dots again, slope and active heads say it all. dkey is then summed
- * over the rows on the tensor cores: where rows select much of the keys by kl_keys.cu, from a slab [rows of the
- * chunk, keys] of entries, 0 elsewhere; where that would be zeros for the most part by kl_pairs.cu, from the entries
- * alone. Sums are made in a fixed order everywhere. */
+ * Rows come in chunks. Of a row first the scores and which heads are active (dots > 0); then, the loss and its slopes
+ * being known, dq and dweight. kl_rows.cu, a block a row, gathers the row's keys for both; kl_held.cu, a cluster of
+ * blocks a row, once. Of each selected pair they leave an `entry`: what a row gives to a key needs no dots again, slope
+ * and active heads say it all. dkey is then summed over the rows on the tensor cores: where rows select much of the
+ * keys by kl_keys.cu, from a slab [rows of the chunk, keys] of entries, 0 elsewhere; where that would be zeros for the
+ * most part by kl_pairs.cu, from the entries alone, whose keys kl_ranges.cu has looked up. Sums are made in a fixed
+ * order everywhere. */
 #pragma once
 
 #include "device/element.cuh"
 
 constexpr int KL_HEADS = 32, KL_WIDTH = 128;
 constexpr int KL_MOST_KEYS = 8192;                   /* of a row */
+constexpr int KL_HELD_KEYS = 2048;                   /* of a row of kl_held.cu */
 
 /* kl_keys.cu */
 constexpr int KL_KEYS = 256;                         /* of a block, */
@@ -79,7 +81,7 @@ struct kl_call {
     int64_t groups;           /* KL_GROUP keys each */
     int blocks;               /* that share the rounds of a slice */
     bf16 *queries;            /* [KL_SLICES, most_rows, KL_TILE]: weight * q, laid out for kl_pairs.cu */
-    range *ranges;            /* [groups, most_rows] */
+    range *ranges;            /* [groups, most_rows]: kl_ranges.cu */
     int32_t *counts;          /* [groups]: rounds of the chunk */
     int32_t *before;          /* [groups + 1]: rounds of the groups before */
     uint32_t *rounds;         /* [rounds, KL_UNITS]: kl_pairs.cu */
@@ -88,5 +90,7 @@ struct kl_call {
 
 int kl_pair_blocks(const cuda_device *d); /* the blocks of a call */
 void kl_rows(cuda_device *d, const kl_call &c);
+void kl_held(cuda_device *d, const kl_call &c);
 void kl_keys(cuda_device *d, const kl_call &c);
+void kl_ranges(cuda_device *d, const kl_call &c); /* for kl_pairs */
 void kl_pairs(cuda_device *d, const kl_call &c);

@@ -437,6 +437,19 @@ CASE(index_kl_selected, "32 bf16 heads of 128, few of many keys")
     check(selected_problem(shape, 7));
 }
 
+CASE(index_kl_selected, "32 bf16 heads of 128, keys for several blocks a row")
+{
+    struct indexer shape = {.rows = 66, .keys = 1901, .heads = 32, .width = 128, .k = 2048, .type = GLM52_DTYPE_BF16};
+
+    check(selected_problem(shape, 0)); /* fewer than k */
+    shape.keys = 5903;
+    shape.k = 1301;
+    check(selected_problem(shape, 9));
+    shape.keys = 11003; /* of which k are few */
+    shape.k = 2047;
+    check(selected_problem(shape, 5));
+}
+
 CASE(index_kl_selected, "rows of weight 0 have a loss and no gradient")
 {
     check(selected_problem((struct indexer){.rows = 19, .keys = 14, .heads = 3, .width = 7, .k = 6,
