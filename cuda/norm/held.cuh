@@ -9,7 +9,6 @@ namespace held {
 
 constexpr int THREADS = 256, WARPS = THREADS / 32;
 constexpr int WARP_WIDTH = 1024, HELD_WIDTH = 8192;
-constexpr int FORWARD_WARP_WIDTH = 2048; /* a warp needs no barrier, and forward keeps no sums */
 
 typedef several<bf16, WIDE> piece;
 
@@ -90,18 +89,14 @@ __global__ __launch_bounds__(THREADS) void forward_kernel(const struct norm n, c
 
 static inline bool fits(const struct norm *n) { return n->type == GLM52_DTYPE_BF16 && n->width <= HELD_WIDTH; }
 
-/* Calls f with std::integral_constant of the pieces of a thread, and the number of threads of a team; up to four
- * pieces. */
+/* Calls f with std::integral_constant of the pieces of a thread, one to four. */
 template <class F>
-static inline void with_pieces(int64_t width, bool warp, F f)
+static inline void with_pieces(int64_t pieces, F f)
 {
-    const int64_t all = width / WIDE, most = warp ? 32 : THREADS, pieces = divided(all, most);
-    const int team = (int)divided(divided(all, pieces), 32) * 32;
-
-    if (pieces == 1) f(std::integral_constant<int, 1>(), team);
-    if (pieces == 2) f(std::integral_constant<int, 2>(), team);
-    if (pieces == 3) f(std::integral_constant<int, 3>(), team);
-    if (pieces == 4) f(std::integral_constant<int, 4>(), team);
+    if (pieces == 1) f(std::integral_constant<int, 1>());
+    if (pieces == 2) f(std::integral_constant<int, 2>());
+    if (pieces == 3) f(std::integral_constant<int, 3>());
+    if (pieces == 4) f(std::integral_constant<int, 4>());
 }
 
 template <bool LAYER>
@@ -110,14 +105,13 @@ static void forward(cuda_device *d, const struct norm *n, const bf16 *x, const b
 {
     const bool warp = n->width <= WARP_WIDTH;
     const unsigned by_warps = (unsigned)divided(n->rows, WARPS);
+    const int64_t all = n->width / WIDE;
+    /* A thread of a block has two pieces at least: the more rows a multiprocessor has under way. */
+    const int64_t pieces = warp ? divided(all, 32) : std::max<int64_t>(2, divided(all, THREADS));
+    const int team = (int)divided(divided(all, pieces), 32) * 32;
 
-    if (!warp && n->width <= FORWARD_WARP_WIDTH) {
-        forward_kernel<FORWARD_WARP_WIDTH / WIDE / 32, true, LAYER, true>
-            <<<by_warps, THREADS, 0, d->stream>>>(*n, x, gain, bias, y, statistics);
-        return;
-    }
-    with_pieces(n->width, warp, [&](auto pieces, int team) {
-        constexpr int PIECES = decltype(pieces)::value;
+    with_pieces(pieces, [&](auto held) {
+        constexpr int PIECES = decltype(held)::value;
 
         if (warp)
             forward_kernel<PIECES, true, LAYER, false>

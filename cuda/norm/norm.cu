@@ -2,7 +2,8 @@
  * width; held.cuh has bf16 rows that fit in registers.
  *
  * Gradients of gain and bias are sums over rows: each of at most BLOCKS blocks sums its rows in order, then the
- * blocks are added in order. How many blocks there are depends on the number of rows alone. */
+ * blocks are added in order. How many blocks there are depends on the number of rows, and on the path, alone. */
+#include "device/early.cuh"
 #include "norm/held_backward.cuh"
 
 namespace {
@@ -161,59 +162,47 @@ __global__ __launch_bounds__(THREADS) void backward_kernel(const struct norm n, 
 }
 
 /* to[j] += sum over blocks; blockIdx.y: gain or bias. A warp has 32 columns, and each warp of a block a share of the
- * blocks, so that enough loads are under way; shares are added in order. */
+ * blocks, so that all loads are under way at once; shares are added in order. */
 __global__ __launch_bounds__(ADD_THREADS) void add_blocks_kernel(int blocks, int64_t width, const float *partial,
                                                                  float *dgain, float *dbias)
 {
-    __shared__ float share[ADD_THREADS / 32][32];
-
-    asm volatile("griddepcontrol.wait;" ::: "memory"); /* until the kernel before is over, with all it wrote */
+    constexpr int WARPS = ADD_THREADS / 32, EACH = (int)(BLOCKS + WARPS - 1) / WARPS;
+    __shared__ float share[WARPS][32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t j = blockIdx.x * (int64_t)32 + lane;
-    float sum = 0;
+    float *to = (blockIdx.y ? dbias : dgain) + j, part[EACH], sum = 0;
+    const float before = warp == 0 && j < width ? *to : 0;
 
-    if (j < width) {
-#pragma unroll 8
-        for (int b = warp; b < blocks; b += ADD_THREADS / 32) sum += partial[(2 * (int64_t)b + blockIdx.y) * width + j];
+    wait_for_kernel_before();
+#pragma unroll
+    for (int q = 0; q < EACH; q++) {
+        const int b = warp + q * WARPS;
+        part[q] = b < blocks && j < width ? partial[(2 * (int64_t)b + blockIdx.y) * width + j] : 0;
     }
+#pragma unroll
+    for (int q = 0; q < EACH; q++) sum += part[q];
     share[warp][lane] = sum;
     __syncthreads();
     if (warp != 0 || j >= width) return;
 #pragma unroll
-    for (int w = 1; w < ADD_THREADS / 32; w++) sum += share[w][lane];
-    (blockIdx.y ? dbias : dgain)[j] += sum;
-}
-
-/* Launched to begin as the blocks of the kernel before end, so that it is there when all have. */
-template <bool LAYER>
-void add_blocks(cuda_device *d, int blocks, int64_t width, const float *partial, float *dgain, float *dbias)
-{
-    cudaLaunchConfig_t how = {};
-    cudaLaunchAttribute early = {};
-
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    how.gridDim = dim3((unsigned)divided(width, 32), LAYER ? 2 : 1);
-    how.blockDim = dim3(ADD_THREADS);
-    how.stream = d->stream;
-    how.attrs = &early;
-    how.numAttrs = 1;
-    cudaLaunchKernelEx(&how, add_blocks_kernel, blocks, width, partial, dgain, dbias);
+    for (int w = 1; w < WARPS; w++) sum += share[w][lane];
+    *to = before + sum;
 }
 
 template <bool LAYER>
 void backward(cuda_device *d, const struct norm *n, const void *x, const void *gain, const float *statistics,
               const void *dy, void *dx, float *dgain, float *dbias, void *workspace)
 {
-    const unsigned blocks = (unsigned)block_count(n->rows);
+    unsigned blocks = (unsigned)block_count(n->rows);
     const size_t bytes = (LAYER ? 2 : 1) * (size_t)n->width * sizeof(float);
     const bool on_chip = bytes <= SHARED, by_pieces = wide(n, x, gain, dy, dx) && aligned16(workspace);
 
     if (n->rows == 0) return;
-    if (by_pieces && held::fits(n))
+    if (by_pieces && held::fits(n)) {
+        blocks = std::min<unsigned>(blocks, held::MOST_BLOCKS);
         held::backward<LAYER>(d, n, (const bf16 *)x, (const bf16 *)gain, statistics, (const bf16 *)dy, (bf16 *)dx,
                               dgain ? (float *)workspace : nullptr, blocks);
-    else
+    } else
         with_type_and_width(n->type, by_pieces, [&](auto element, auto width) {
             using T = decltype(element);
             constexpr int V = decltype(width)::value;
@@ -221,7 +210,9 @@ void backward(cuda_device *d, const struct norm *n, const void *x, const void *g
             backward_kernel<T, V, LAYER><<<blocks, THREADS, on_chip ? bytes : 0, d->stream>>>(
                 *n, (const T *)x, (const T *)gain, statistics, (const T *)dy, (T *)dx, (float *)workspace, on_chip);
         });
-    if (dgain) add_blocks<LAYER>(d, (int)blocks, n->width, (const float *)workspace, dgain, dbias);
+    if (dgain)
+        launch_early(d->stream, dim3((unsigned)divided(n->width, 32), LAYER ? 2 : 1), ADD_THREADS, add_blocks_kernel,
+                     (int)blocks, n->width, (const float *)workspace, dgain, dbias);
     launched(d, LAYER ? "layernorm_backward" : "rmsnorm_backward");
 }
 

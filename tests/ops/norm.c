@@ -152,8 +152,8 @@ static void check_long_rows(int layer)
     struct norm_case c = norm_case(layer, 3, 2309, 1, F32);
 
     check_forward(&c);
-    for (int i = 0; i < 4; i++) { /* a block a row, of one to four pieces a thread; more than fits */
-        c = norm_case(layer, 3, (const int64_t[]){2064, 4112, 6144, 8200}[i], 8, BF16);
+    for (int i = 0; i < 6; i++) { /* a block a row, of two to four pieces a thread; more than fits */
+        c = norm_case(layer, 3, (const int64_t[]){1032, 2048, 4112, 6144, 8192, 8200}[i], 8, BF16);
         check_forward(&c);
     }
     c = norm_case(layer, 2, 1103, 0, BF16);
@@ -212,6 +212,7 @@ static void check_wide_backward(int layer, int64_t rows, int64_t width, int32_t 
 static void check_wide(int layer)
 {
     check_wide_backward(layer, 2300, 128, 0);
+    check_wide_backward(layer, 4500, 512, 1);
     check_wide_backward(layer, 5, 1032, 1);
     check_wide_backward(layer, 1100, 2048, 0);
     check_wide_backward(layer, 3, 4112, 1);
@@ -399,6 +400,11 @@ BENCH_FULL(rmsnorm_forward, "8192 x 2048", "")
     bench_full(0, 0, 8192, 2048, 2048, 0);
 }
 
+BENCH_FULL(rmsnorm_forward, "16384 x 2048", "")
+{
+    bench_full(0, 0, 16384, 2048, 2048, 0);
+}
+
 BENCH_FULL(rmsnorm_forward, "8192 x 512 of 576", "")
 {
     bench_full(0, 0, 8192, 512, 576, 0);
@@ -452,6 +458,11 @@ BENCH_FULL(rmsnorm_backward, "16384 x 2048", "")
 BENCH_FULL(rmsnorm_backward, "16384 x 512 of 576", "")
 {
     bench_full(0, 1, 16384, 512, 576, 0);
+}
+
+BENCH_FULL(rmsnorm_backward, "32768 x 512 of 576", "")
+{
+    bench_full(0, 1, 32768, 512, 576, 0);
 }
 
 BENCH_FULL(layernorm_forward, "16384 x 6144", "")
