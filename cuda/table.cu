@@ -12,6 +12,7 @@ const struct ops *whole_table(void)
         fill_timing(&t);
         fill_dense(&t);
         fill_norm(&t);
+        fill_latent(&t);
         fill_rope(&t);
         fill_embed(&t);
         fill_indexer(&t);

@@ -87,6 +87,7 @@ void fill_graph(struct ops *t);
 void fill_timing(struct ops *t);
 void fill_dense(struct ops *t);
 void fill_norm(struct ops *t);
+void fill_latent(struct ops *t);
 void fill_rope(struct ops *t);
 void fill_embed(struct ops *t);
 void fill_indexer(struct ops *t);

@@ -11,6 +11,15 @@ void linear_forward_wide(const struct pass *f, const struct parameter *w, int64_
     f->ops->gemm(f->stream, &g, x, w->value, y);
 }
 
+void linear_forward_float(const struct pass *f, const struct parameter *w, const void *x, float *y)
+{
+    int64_t out = w->shape[0], in = w->shape[1];
+    struct gemm g = {.m = f->rows, .n = out, .k = in, .lda = in, .ldb = in, .ldc = out, .batch = 1, .transpose_b = 1,
+                     .a_type = w->type, .b_type = w->type, .c_type = GLM52_DTYPE_F32};
+
+    f->ops->gemm(f->stream, &g, x, w->value, y);
+}
+
 static void gradient_wide(const struct pass *f, const struct parameter *w, int64_t out, const void *x, const void *dy)
 {
     int64_t in = w->shape[1];

@@ -22,6 +22,13 @@ static size_t most(size_t a, size_t b)
     return a > b ? a : b;
 }
 
+static struct latent latent_shape(const struct mla *m, int64_t rows)
+{
+    return (struct latent){.rows = rows, .rank = (int32_t)m->c->kv_lora_rank,
+                           .half = (int32_t)m->c->qk_rope_head_dim / 2, .epsilon = (float)m->c->latent_norm_eps,
+                           .type = m->type};
+}
+
 void mla_plan(struct mla *m, struct stream *s, struct plan *p)
 {
     const struct model_config *c = m->c;
@@ -32,7 +39,7 @@ void mla_plan(struct mla *m, struct stream *s, struct plan *p)
     plan_save(p, &m->slots.q_rstd, GLM52_DTYPE_F32, p->rows, 1);
     plan_save(p, &m->slots.q, m->type, p->rows, heads * qk_width(m));
     if (!m->keys_from) {
-        plan_save(p, &m->slots.kv_raw, m->type, p->rows, kv);
+        plan_save(p, &m->slots.kv_raw, GLM52_DTYPE_F32, p->rows, kv);
         plan_save(p, &m->slots.kv_rstd, GLM52_DTYPE_F32, p->rows, 1);
         if (m->lends_keys) { /* other depths read it in their own forward and backward */
             plan_keep(p, &m->slots.kv, m->type, p->rows, kv);
@@ -48,8 +55,8 @@ void mla_plan(struct mla *m, struct stream *s, struct plan *p)
         plan_renew(p, &m->slots.out, m->type, p->rows, heads * c->v_head_dim);
 
     uint64_t mark = plan_mark(p);
-    size_t norms = most(norm_backward_bytes(s, p->rows, c->q_lora_rank),
-                        norm_backward_bytes(s, p->rows, c->kv_lora_rank));
+    struct latent latent = latent_shape(m, p->rows);
+    size_t norms = most(norm_backward_bytes(s, p->rows, c->q_lora_rank), s->ops->latent_backward_bytes(s, &latent));
     plan_temp(p, &m->slots.dkv, GLM52_DTYPE_F32, p->rows, kv);
     plan_temp(p, &m->slots.dq, m->type, p->rows, heads * (m->dense ? qk_width(m) : widest_head(m)));
     uint64_t inner = plan_mark(p);
@@ -61,7 +68,6 @@ void mla_plan(struct mla *m, struct stream *s, struct plan *p)
     plan_release(p, inner); /* the attention is done when these begin */
     plan_temp_bytes(p, &m->slots.workspace, norms);
     plan_temp(p, &m->slots.dq_latent, m->type, p->rows, c->q_lora_rank);
-    plan_temp(p, &m->slots.dkv_cast, m->type, p->rows, kv);
     plan_temp(p, &m->slots.dkv_raw, m->type, p->rows, kv);
     plan_release(p, mark);
 }
@@ -69,7 +75,7 @@ void mla_plan(struct mla *m, struct stream *s, struct plan *p)
 void mla_project(const struct mla *m, const struct pass *f, const void *u)
 {
     const struct model_config *c = m->c;
-    int64_t kv = kv_width(m), rank = c->kv_lora_rank;
+    struct latent latent = latent_shape(m, f->rows);
 
     LABEL(f, "mla.q_a");
     linear_forward(f, m->w->q_a, u, NULL, at(f, m->slots.q_latent_raw));
@@ -79,10 +85,9 @@ void mla_project(const struct mla *m, const struct pass *f, const void *u)
     linear_forward(f, m->w->q_b, at(f, m->slots.q_latent), NULL, at(f, m->slots.q));
     if (m->keys_from) return;
     LABEL(f, "mla.kv_a");
-    linear_forward(f, m->w->kv_a, u, NULL, at(f, m->slots.kv_raw));
-    norm_forward(f, m->w->kv_a_norm, c->latent_norm_eps, kv, at(f, m->slots.kv_raw), at(f, m->slots.kv),
-                 at(f, m->slots.kv_rstd));
-    attention_rotate(m, f, f->in->rope, 1, kv, rank, at(f, m->slots.kv_raw), kv, rank, at(f, m->slots.kv), 0);
+    linear_forward_float(f, m->w->kv_a, u, at(f, m->slots.kv_raw));
+    f->ops->latent_forward(f->stream, &latent, f->in->rope, at(f, m->slots.kv_raw), m->w->kv_a_norm->value,
+                           at(f, m->slots.kv), at(f, m->slots.kv_rstd));
 }
 
 void mla_attend(const struct mla *m, const struct pass *f, const int32_t *selected, const void *from, void *y)
@@ -108,10 +113,10 @@ static void backward_queries(const struct mla *m, const struct pass *b, const vo
 /* Keys of its own: through norm and rotation to kv_a. Shared keys: into the lender's sum. */
 static void backward_keys(const struct mla *m, const struct pass *b, const void *u, void *du)
 {
-    const struct model_config *c = m->c;
-    int64_t kv = kv_width(m), rank = c->kv_lora_rank;
+    struct latent latent = latent_shape(m, b->rows);
+    int64_t kv = kv_width(m);
     float *dkv = at(b, m->slots.dkv);
-    void *dkv_cast = at(b, m->slots.dkv_cast), *dkv_raw = at(b, m->slots.dkv_raw);
+    void *dkv_raw = at(b, m->slots.dkv_raw);
 
     LABEL(b, "mla.kv_a");
     if (m->keys_from) {
@@ -119,10 +124,9 @@ static void backward_keys(const struct mla *m, const struct pass *b, const void 
         return;
     }
     if (m->lends_keys) b->ops->add(b->stream, b->rows * kv, GLM52_DTYPE_F32, at(b, m->slots.shared_dkv), dkv);
-    b->ops->convert(b->stream, b->rows * kv, GLM52_DTYPE_F32, dkv, m->type, dkv_cast);
-    norm_backward(b, m->w->kv_a_norm, c->latent_norm_eps, kv, at(b, m->slots.kv_raw), at(b, m->slots.kv_rstd), dkv_cast,
-                  dkv_raw, 0, at(b, m->slots.workspace));
-    attention_rotate(m, b, b->in->rope, 1, kv, rank, dkv_cast, kv, rank, dkv_raw, 1);
+    b->ops->latent_backward(b->stream, &latent, b->in->rope, at(b, m->slots.kv_raw), m->w->kv_a_norm->value,
+                            at(b, m->slots.kv_rstd), dkv, dkv_raw, gradient_sum(b, m->w->kv_a_norm),
+                            at(b, m->slots.workspace));
     linear_backward(b, m->w->kv_a, u, dkv_raw, du, 1);
 }
 

@@ -20,7 +20,7 @@ struct mla {
         struct slot absorbed, latent_out;                                             /* kept, sparse */
         struct slot key, value;                                                       /* kept, dense */
         struct slot shared_dkv;                                                       /* kept, if it lends */
-        struct slot workspace, attention_workspace, dq, dkv, dkv_cast, dkv_raw, dout, dq_latent; /* temporary */
+        struct slot workspace, attention_workspace, dq, dkv, dkv_raw, dout, dq_latent; /* temporary */
         struct slot dabsorbed, dlatent_out;                                           /* temporary, sparse */
         struct slot dkey, dvalue;                                                     /* temporary, dense */
     } slots;

@@ -46,6 +46,8 @@ void gradient_clear_rest(const struct pass *b);
 
 /* y[rows,out] = from + x[rows,in] W^T, W = [out,in]; from may be y, or NULL for nothing; all contiguous. */
 void linear_forward(const struct pass *f, const struct parameter *w, const void *x, const void *from, void *y);
+/* y = x W^T, left in fp32. */
+void linear_forward_float(const struct pass *f, const struct parameter *w, const void *x, float *y);
 /* dx[rows,in] (+)= dy[rows,out] W; dW (+)= dy^T x, as gradient_add() has it. */
 void linear_backward(const struct pass *f, const struct parameter *w, const void *x, const void *dy, void *dx, int add);
 /* dx alone. */

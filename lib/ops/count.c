@@ -135,6 +135,27 @@ struct counted count_rope(struct stream *s, const struct rope *r)
     return count(s, "rope", 0, pairs * r->heads * 2 * size(r->type) * (r->add ? 3 : 2) + pairs * 2 * WORD);
 }
 
+/* `wide` fp32 arrays of all columns and one of the type; `vectors` of rank; each row's statistic and table. */
+static struct counted count_latent(struct stream *s, const char *operation, const struct latent *l, int wide,
+                                   int vectors)
+{
+    double rows = (double)l->rows, columns = (double)l->rank + 2 * (double)l->half;
+
+    return count(s, operation, 0,
+                 rows * columns * (wide * WORD + size(l->type)) + vectors * WORD * (double)l->rank +
+                     WORD * rows * (1 + 2 * (double)l->half));
+}
+
+struct counted count_latent_forward(struct stream *s, const struct latent *l)
+{
+    return count_latent(s, "latent_forward", l, 1, 1);
+}
+
+struct counted count_latent_backward(struct stream *s, const struct latent *l)
+{
+    return count_latent(s, "latent_backward", l, 2, 3);
+}
+
 struct counted count_spread_heads(struct stream *s, const struct spread *r)
 {
     return count(s, "spread_heads", 0, (double)r->rows * (double)r->width * (1 + r->heads) * size(r->type));

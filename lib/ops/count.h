@@ -28,6 +28,8 @@ struct counted count_layernorm_backward(struct stream *s, const struct norm *n);
 
 struct counted count_rope_table(struct stream *s, int64_t rows, int32_t half);
 struct counted count_rope(struct stream *s, const struct rope *r);
+struct counted count_latent_forward(struct stream *s, const struct latent *l);
+struct counted count_latent_backward(struct stream *s, const struct latent *l);
 struct counted count_spread_heads(struct stream *s, const struct spread *r);
 struct counted count_sum_heads(struct stream *s, const struct spread *r);
 struct counted count_multiply(struct stream *s, int64_t elements);

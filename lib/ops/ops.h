@@ -76,6 +76,14 @@ struct rope {
     glm52_dtype type;
 };
 
+/* Rows of keys and values of latent attention (model.md 2.2): `rank` columns are normed, 2*half more are rotated. */
+struct latent {
+    int64_t rows;
+    int32_t rank, half;
+    float epsilon;
+    glm52_dtype type; /* of gain, y and dx */
+};
+
 /* One row of `width` columns for all heads, and back: x[t] at t * x_row; y[t,h] at t * y_row + h * y_head. */
 struct spread {
     int64_t rows, width, x_row, y_row, y_head;
@@ -311,6 +319,14 @@ struct ops {
                        const float *inverse_frequency, float *table);
     /* inverse = 1 rotates back, which is the backward. x and y may be the same array. */
     void (*rope)(struct stream *s, const struct rope *r, const float *table, const void *x, void *y);
+    /* rmsnorm and rope of rows [rank+2*half] from what a product leaves in fp32, so that y is rounded once. backward
+     * takes dy in fp32 as the attention leaves it, and overwrites dx; dgain [rank] is added to; NULL: not wanted. */
+    void (*latent_forward)(struct stream *s, const struct latent *l, const float *table, const float *x,
+                           const void *gain, void *y, float *rstd);
+    size_t (*latent_backward_bytes)(struct stream *s, const struct latent *l);
+    void (*latent_backward)(struct stream *s, const struct latent *l, const float *table, const float *x,
+                            const void *gain, const float *rstd, const float *dy, void *dx, float *dgain,
+                            void *workspace);
     /* y[t,h] = x[t]. */
     void (*spread_heads)(struct stream *s, const struct spread *r, const void *x, void *y);
     /* x[t] = sum over h of y[t,h], fp32. */

@@ -33,10 +33,10 @@ static void to_one_grid(void *values, int64_t rows, int64_t width)
     to_grid(values, rows, width, width, draw_shift());
 }
 
-/* Gradients of parameters stay fp32, and so do indexer weights and the logits of router and head. */
+/* Gradients of parameters stay fp32, and so do indexer weights, logits of router and head, and what makes keys. */
 static int stays_fp32(const struct stream *s, const struct gemm *g)
 {
-    int forward = g->transpose_b && !strcmp(s->label, "moe.router");
+    int forward = g->transpose_b && (!strcmp(s->label, "moe.router") || !strcmp(s->label, "mla.kv_a"));
 
     return g->transpose_a || g->scale != 0 || !strcmp(s->label, "head") || forward;
 }
@@ -88,6 +88,21 @@ static void rope(struct stream *s, const struct rope *r, const float *table, con
     exact->rope(s, r, table, x, y);
     float shift = draw_shift();
     for (int32_t h = 0; h < r->heads; h++) to_grid((float *)y + h * r->y_head, r->rows, r->y_row, 2 * r->half, shift);
+}
+
+static void latent_forward(struct stream *s, const struct latent *l, const float *table, const float *x,
+                           const void *gain, void *y, float *rstd)
+{
+    exact->latent_forward(s, l, table, x, gain, y, rstd);
+    to_one_grid(y, l->rows, l->rank + 2 * l->half);
+}
+
+static void latent_backward(struct stream *s, const struct latent *l, const float *table, const float *x,
+                            const void *gain, const float *rstd, const float *dy, void *dx, float *dgain,
+                            void *workspace)
+{
+    exact->latent_backward(s, l, table, x, gain, rstd, dy, dx, dgain, workspace);
+    to_one_grid(dx, l->rows, l->rank + 2 * l->half);
 }
 
 static void attention_forward(struct stream *s, const struct sparse_mla *a, const void *q, const void *kv,
@@ -151,6 +166,8 @@ void grid_model(struct stream *s, int seed)
     rounded.rmsnorm_backward = norm_backward;
     rounded.layernorm_forward = layernorm_forward;
     rounded.rope = rope;
+    rounded.latent_forward = latent_forward;
+    rounded.latent_backward = latent_backward;
     rounded.sparse_mla_forward = attention_forward;
     rounded.sparse_mla_backward = attention_backward;
     rounded.convert = convert;

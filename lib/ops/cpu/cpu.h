@@ -65,6 +65,12 @@ void cpu_layernorm_backward(struct stream *s, const struct norm *n, const void *
 void cpu_rope_table(struct stream *s, int64_t rows, int32_t half, const int32_t *position,
                     const float *inverse_frequency, float *table);
 void cpu_rope(struct stream *s, const struct rope *r, const float *table, const void *x, void *y);
+void cpu_latent_forward(struct stream *s, const struct latent *l, const float *table, const float *x, const void *gain,
+                        void *y, float *rstd);
+size_t cpu_latent_backward_bytes(struct stream *s, const struct latent *l);
+void cpu_latent_backward(struct stream *s, const struct latent *l, const float *table, const float *x,
+                         const void *gain, const float *rstd, const float *dy, void *dx, float *dgain,
+                         void *workspace);
 void cpu_spread_heads(struct stream *s, const struct spread *r, const void *x, void *y);
 void cpu_sum_heads(struct stream *s, const struct spread *r, const void *y, float *x);
 void cpu_multiply(struct stream *s, int64_t count, const float *x, float *y);

@@ -137,6 +137,19 @@ static void meta_rope(struct stream *s, const struct rope *r, const float *table
     count_rope(s, r);
 }
 
+static void meta_latent_forward(struct stream *s, const struct latent *l, const float *table, const float *x,
+                                const void *gain, void *y, float *rstd)
+{
+    count_latent_forward(s, l);
+}
+
+static void meta_latent_backward(struct stream *s, const struct latent *l, const float *table, const float *x,
+                                 const void *gain, const float *rstd, const float *dy, void *dx, float *dgain,
+                                 void *workspace)
+{
+    count_latent_backward(s, l);
+}
+
 static void meta_spread_heads(struct stream *s, const struct spread *r, const void *x, void *y)
 {
     count_spread_heads(s, r);
@@ -391,6 +404,7 @@ static void meta_muon(struct stream *s, const struct muon *m, const float *rates
         return other ? other->ops->operation(other, x) : cpu_##operation(s, x);                    \
     }
 WORKSPACE(norm_backward_bytes, norm)
+WORKSPACE(latent_backward_bytes, latent)
 WORKSPACE(index_select_bytes, indexer)
 WORKSPACE(sparse_mla_forward_bytes, sparse_mla)
 WORKSPACE(sparse_mla_backward_bytes, sparse_mla)
@@ -441,6 +455,9 @@ static const struct ops meta_ops = {
     .layernorm_backward = meta_layernorm_backward,
     .rope_table = meta_rope_table,
     .rope = meta_rope,
+    .latent_forward = meta_latent_forward,
+    .latent_backward_bytes = meta_latent_backward_bytes,
+    .latent_backward = meta_latent_backward,
     .spread_heads = meta_spread_heads,
     .sum_heads = meta_sum_heads,
     .multiply = meta_multiply,
