@@ -102,8 +102,8 @@ inline cudaError_t reset_started(cudaStream_t stream, uint32_t *started)
     return started ? cudaMemsetAsync(started, 0, sizeof *started, stream) : cudaSuccess;
 }
 
-/* counts[row]: how many entries of selected[row] stand before the first negative one. */
 bool hopper_shape(const struct sparse_mla *shape);
+/* counts[row]: how many entries of selected[row] stand before the first negative one. */
 cudaError_t hopper_forward(cudaStream_t stream, const struct sparse_mla *shape, const void *q,
                            const void *kv, const int32_t *selected, const int32_t *counts,
                            void *out, float *lse, void *workspace);
