@@ -29,7 +29,7 @@ __device__ __forceinline__ float team_sum(float x, float *part)
 
 /* ---- forward ---- */
 
-template <int PIECES, bool WARP, bool LAYER, bool LATE>
+template <int PIECES, bool WARP, bool LAYER>
 __global__ __launch_bounds__(THREADS) void forward_kernel(const struct norm n, const bf16 *x, const bf16 *gain,
                                                           const bf16 *bias, bf16 *y, float *statistics)
 {
@@ -46,7 +46,7 @@ __global__ __launch_bounds__(THREADS) void forward_kernel(const struct norm n, c
     for (int c = 0; c < PIECES; c++)
         if (me + c * team < pieces) a[c] = piece_at(x, me + c * team);
 #pragma unroll
-    for (int c = 0; c < PIECES && !LATE; c++)
+    for (int c = 0; c < PIECES && WARP; c++) /* later in blocks: fewer registers, more rows under way */
         if (me + c * team < pieces) g[c] = piece_at(gain, me + c * team);
     if (LAYER) {
         float sum = 0;
@@ -72,7 +72,7 @@ __global__ __launch_bounds__(THREADS) void forward_kernel(const struct norm n, c
 
         if (me + c * team >= pieces) break;
         piece b = {};
-        if (LATE) g[c] = piece_at(gain, me + c * team);
+        if (!WARP) g[c] = piece_at(gain, me + c * team);
         if (LAYER) b = piece_at(bias, me + c * team);
 #pragma unroll
         for (int i = 0; i < WIDE; i++)
@@ -114,10 +114,10 @@ static void forward(cuda_device *d, const struct norm *n, const bf16 *x, const b
         constexpr int PIECES = decltype(held)::value;
 
         if (warp)
-            forward_kernel<PIECES, true, LAYER, false>
+            forward_kernel<PIECES, true, LAYER>
                 <<<by_warps, THREADS, 0, d->stream>>>(*n, x, gain, bias, y, statistics);
         else
-            forward_kernel<PIECES, false, LAYER, true>
+            forward_kernel<PIECES, false, LAYER>
                 <<<(unsigned)n->rows, team, 0, d->stream>>>(*n, x, gain, bias, y, statistics);
     });
 }
