@@ -414,31 +414,46 @@ BENCH(sparse_mla_backward, "128 x 64 heads, 576/512, bf16, up to 128 keys")
     bench_backward(full);
 }
 
-/* Every row has k different keys of the whole set, ascending: one by chance of each k-th of it. */
-static struct array *spaced_keys(int64_t rows, int64_t keys, int32_t k)
+/* Rows of k different keys, ascending: one by chance of each k-th of the whole set; or, causal, of the keys up to the
+ * row's own, all of them and then -1 where they are fewer than k. *pairs: how many keys in all. */
+static struct array *spaced_keys(int64_t keys, int32_t k, int causal, double *pairs)
 {
-    enum { PATTERNS = 256 }; /* rows that differ */
-    struct array *selected = array_zero(GLM52_DTYPE_I32, rows * k);
+    enum { PATTERNS = 256 }; /* rows that differ, where each may see all keys */
+    struct array *selected = array_zero(GLM52_DTYPE_I32, keys * k);
 
-    for (int64_t i = 0; i < rows * k; i++)
-        selected->value[i] = i < (int64_t)PATTERNS * k ? (double)(i % k * (keys / k) + draw_below(keys / k))
-                                                       : selected->value[i - (int64_t)PATTERNS * k];
+    *pairs = 0;
+    for (int64_t row = 0; row < keys; row++) {
+        double *to = selected->value + row * k;
+        int64_t seen = causal ? row + 1 : keys, n = seen < k ? seen : k;
+
+        *pairs += (double)n;
+        if (!causal && row >= PATTERNS) {
+            memcpy(to, to - (int64_t)PATTERNS * k, (size_t)k * sizeof *to);
+            continue;
+        }
+        for (int64_t i = 0; i < k; i++) {
+            int64_t first = i * seen / n;
+
+            to[i] = i < n ? (double)(first + draw_below((i + 1) * seen / n - first)) : -1;
+        }
+    }
     array_push(selected);
     return selected;
 }
 
 /* what: 0 forward, 1 backward, 2 backward with the indexer's target, 3 the target alone. */
-static void bench_full(int what, int64_t keys, int32_t fast)
+static void bench_full(int what, int64_t keys, int32_t fast, int causal)
 {
     const glm52_dtype type = GLM52_DTYPE_BF16;
     const int gradients = what == 1 || what == 2;
     struct sparse_mla shape = {.rows = keys, .keys = keys, .heads = 64, .kv_rank = 512, .rope = 64, .k = 2048,
-                               .scale = 0.0625f, .fast = fast, .type = type, .pairs = 2048 * (double)keys};
+                               .scale = 0.0625f, .fast = fast, .type = type};
+    struct array *selected = spaced_keys(keys, shape.k, causal, &shape.pairs);
     struct array *q = array_random(type, keys * 64 * 576), *dq = array_random(type, gradients ? keys * 64 * 576 : 0);
     struct array *kv = array_random(type, keys * 576), *dkv = array_random(GLM52_DTYPE_F32, keys * 576);
     struct array *out = array_random(type, keys * 64 * 512),
                  *dout = array_random(type, gradients ? keys * 64 * 512 : 0);
-    struct array *lse = array_random(GLM52_DTYPE_F32, keys * 64), *selected = spaced_keys(keys, keys, shape.k);
+    struct array *lse = array_random(GLM52_DTYPE_F32, keys * 64);
     struct array *target = array_random(GLM52_DTYPE_F32, what >= 2 ? keys * shape.k : 0);
     size_t forward_bytes = ops->sparse_mla_forward_bytes(device, &shape);
     size_t backward_bytes = ops->sparse_mla_backward_bytes(device, &shape);
@@ -461,80 +476,90 @@ static void bench_full(int what, int64_t keys, int32_t fast)
 
 BENCH_FULL(sparse_mla_forward, "4096 rows and keys, top-k 2048", "FlashMLA 671, sustained 566")
 {
-    bench_full(0, 4096, 0);
+    bench_full(0, 4096, 0, 0);
 }
 
 BENCH_FULL(sparse_mla_forward, "8192 rows and keys, top-k 2048", "FlashMLA 600, sustained 561")
 {
-    bench_full(0, 8192, 0);
+    bench_full(0, 8192, 0, 0);
+}
+
+BENCH_FULL(sparse_mla_forward, "4096, causal: rows of fewer keys", "")
+{
+    bench_full(0, 4096, 0, 1);
 }
 
 BENCH_FULL(sparse_mla_forward, "32768 rows and keys, top-k 2048", "")
 {
-    bench_full(0, 32768, 0);
+    bench_full(0, 32768, 0, 0);
 }
 
 BENCH_FULL(sparse_mla_backward, "4096 rows and keys, fast", "cuDNN 370 (published)")
 {
-    bench_full(1, 4096, 1);
+    bench_full(1, 4096, 1, 0);
 }
 
 BENCH_FULL(sparse_mla_backward, "4096 rows and keys, fast, with target", "")
 {
-    bench_full(2, 4096, 1);
+    bench_full(2, 4096, 1, 0);
 }
 
 BENCH_FULL(sparse_mla_backward, "4096 rows and keys, deterministic", "")
 {
-    bench_full(1, 4096, 0);
+    bench_full(1, 4096, 0, 0);
+}
+
+BENCH_FULL(sparse_mla_backward, "4096, causal: rows of fewer keys, fast", "")
+{
+    bench_full(1, 4096, 1, 1);
 }
 
 BENCH_FULL(sparse_mla_backward, "8192 rows and keys, fast", "")
 {
-    bench_full(1, 8192, 1);
+    bench_full(1, 8192, 1, 0);
 }
 
 BENCH_FULL(sparse_mla_backward, "8192 rows and keys, fast, with target", "")
 {
-    bench_full(2, 8192, 1);
+    bench_full(2, 8192, 1, 0);
 }
 
 BENCH_FULL(sparse_mla_backward, "8192 rows and keys, deterministic", "")
 {
-    bench_full(1, 8192, 0);
+    bench_full(1, 8192, 0, 0);
 }
 
 BENCH_FULL(sparse_mla_backward, "32768 rows and keys, fast", "")
 {
-    bench_full(1, 32768, 1);
+    bench_full(1, 32768, 1, 0);
 }
 
 BENCH_FULL(sparse_mla_backward, "32768 rows and keys, fast, with target", "")
 {
-    bench_full(2, 32768, 1);
+    bench_full(2, 32768, 1, 0);
 }
 
 BENCH_FULL(sparse_mla_backward, "32768 rows and keys, deterministic", "")
 {
-    bench_full(1, 32768, 0);
+    bench_full(1, 32768, 0, 0);
 }
 
 BENCH_FULL(sparse_mla_backward, "4096, deterministic, with target", "")
 {
-    bench_full(2, 4096, 0);
+    bench_full(2, 4096, 0, 0);
 }
 
 BENCH_FULL(sparse_mla_target, "4096 rows and keys, top-k 2048", "")
 {
-    bench_full(3, 4096, 0);
+    bench_full(3, 4096, 0, 0);
 }
 
 BENCH_FULL(sparse_mla_target, "8192 rows and keys, top-k 2048", "")
 {
-    bench_full(3, 8192, 0);
+    bench_full(3, 8192, 0, 0);
 }
 
 BENCH_FULL(sparse_mla_target, "32768 rows and keys, top-k 2048", "")
 {
-    bench_full(3, 32768, 0);
+    bench_full(3, 32768, 0, 0);
 }
