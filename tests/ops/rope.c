@@ -233,6 +233,16 @@ BENCH_FULL(rope, "16384 x 64 x 64, 256 to 576 columns", "")
     bench_full(16384, 64, 256, 576);
 }
 
+BENCH_FULL(rope, "65536 x 64 x 64, 576 to 256 columns", "")
+{
+    bench_full(65536, 64, 576, 256);
+}
+
+BENCH_FULL(rope, "65536 x 64 x 64, 256 to 576 columns", "")
+{
+    bench_full(65536, 64, 256, 576);
+}
+
 BENCH_FULL(rope, "16384 x 32 x 64 of 128, in place", "")
 {
     bench_full(16384, 32, 128, 128);
