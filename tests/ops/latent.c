@@ -43,11 +43,9 @@ static void turn(const struct latent_case *c, const double *x, double sign, doub
         }
 }
 
-static void check_forward(const struct latent_case *c)
+static void plain_forward(const struct latent_case *c, double *y, double *rstd)
 {
     const struct latent *l = &c->shape;
-    struct array *y = array_output(l->type, c->x->count);
-    double *want = doubles(c->x->count), *rstd = doubles(l->rows);
 
     for (int64_t row = 0; row < l->rows; row++) {
         const double *x = c->x->value + row * c->columns;
@@ -55,39 +53,55 @@ static void check_forward(const struct latent_case *c)
 
         for (int32_t j = 0; j < l->rank; j++) squares += x[j] * x[j];
         rstd[row] = 1 / sqrt(squares / l->rank + (double)l->epsilon);
-        for (int32_t j = 0; j < l->rank; j++) want[row * c->columns + j] = x[j] * rstd[row] * c->gain->value[j];
+        for (int32_t j = 0; j < l->rank; j++) y[row * c->columns + j] = x[j] * rstd[row] * c->gain->value[j];
     }
-    turn(c, c->x->value, 1, want);
+    turn(c, c->x->value, 1, y);
+}
+
+static void check_forward(const struct latent_case *c)
+{
+    const struct latent *l = &c->shape;
+    struct array *y = array_output(l->type, c->x->count);
+    double *want = doubles(c->x->count), *rstd = doubles(l->rows);
+
+    plain_forward(c, want, rstd);
     ops->latent_forward(device, l, c->table->at, c->x->at, c->gain->at, y->at, c->rstd->at);
     check_close(y, want, tolerance(l->type, l->rank));
     check_close(c->rstd, rstd, tolerance(F32, l->rank));
 }
 
 /* With g = gain * dy and h = x rstd: dx = rstd (g - h mean(g h)), dgain += dy h. */
-static void check_backward(const struct latent_case *c, int gain)
+static void plain_backward(const struct latent_case *c, double *dx, double *dgain)
 {
     const struct latent *l = &c->shape;
-    struct array *dx = array_output(l->type, c->x->count), *dgain = array_normal(F32, l->rank, 1);
-    struct array *workspace = array_workspace(ops->latent_backward_bytes(device, l));
-    double *want = doubles(c->x->count), *want_gain = doubles(l->rank);
 
-    for (int32_t j = 0; j < l->rank; j++) want_gain[j] = dgain->value[j];
     for (int64_t row = 0; row < l->rows; row++) {
         const double *x = c->x->value + row * c->columns, *dy = c->dy->value + row * c->columns;
         double rstd = c->rstd->value[row], mean = 0;
 
         for (int32_t j = 0; j < l->rank; j++) mean += c->gain->value[j] * dy[j] * x[j] * rstd / l->rank;
         for (int32_t j = 0; j < l->rank; j++) {
-            want[row * c->columns + j] = rstd * (c->gain->value[j] * dy[j] - x[j] * rstd * mean);
-            if (gain) want_gain[j] += dy[j] * x[j] * rstd;
+            dx[row * c->columns + j] = rstd * (c->gain->value[j] * dy[j] - x[j] * rstd * mean);
+            dgain[j] += dy[j] * x[j] * rstd;
         }
     }
-    turn(c, c->dy->value, -1, want);
+    turn(c, c->dy->value, -1, dx);
+}
+
+/* gain: with the gradient of the gain; want_gain is that which is added. */
+static void check_backward(const struct latent_case *c, int gain, const double *want, const double *want_gain)
+{
+    const struct latent *l = &c->shape;
+    struct array *dx = array_output(l->type, c->x->count), *dgain = array_normal(F32, l->rank, 1);
+    struct array *workspace = array_workspace(ops->latent_backward_bytes(device, l));
+    double *sum = doubles(l->rank);
+
+    for (int32_t j = 0; j < l->rank; j++) sum[j] = dgain->value[j] + (gain ? want_gain[j] : 0);
     ops->latent_backward(device, l, c->table->at, c->x->at, c->gain->at, c->rstd->at, c->dy->at, dx->at,
                          gain ? dgain->at : NULL, workspace->at);
     array_fetch(workspace);
     check_close(dx, want, tolerance(l->type, 4 * l->rank));
-    check_close(dgain, want_gain, tolerance(F32, l->rows + l->rank));
+    check_close(dgain, sum, tolerance(F32, l->rows + l->rank));
 }
 
 static void check_latent(int64_t rows, int32_t rank, int32_t half)
@@ -95,9 +109,33 @@ static void check_latent(int64_t rows, int32_t rank, int32_t half)
     for (int bits = 0; bits < 4; bits++) {
         struct latent_case c = latent_case(rows, rank, half, bits & 1 ? BF16 : F32);
 
+        double *dx = doubles(c.x->count), *dgain = doubles(rank);
+
         check_forward(&c);
-        check_backward(&c, bits >> 1);
+        plain_backward(&c, dx, dgain);
+        check_backward(&c, bits >> 1, dx, dgain);
     }
+}
+
+static double objective(void *problem)
+{
+    const struct latent_case *c = problem;
+    double *y = doubles(c->x->count), sum = 0;
+
+    plain_forward(c, y, doubles(c->shape.rows));
+    for (int64_t i = 0; i < c->x->count; i++) sum += c->dy->value[i] * y[i];
+    return sum;
+}
+
+CASE(latent, "differences")
+{
+    struct latent_case c = latent_case(3, 7, 2, F32);
+    double *dx = doubles(c.x->count), *dgain = doubles(c.shape.rank);
+
+    differences(objective, &c, c.x->value, c.x->count, dx);
+    differences(objective, &c, c.gain->value, c.shape.rank, dgain);
+    check_forward(&c);
+    check_backward(&c, 1, dx, dgain);
 }
 
 CASE(latent, "there and back, in both types")
