@@ -3,11 +3,7 @@
  * scores against double sums, the selection against the rule applied to the scores (select_topk of index_scores),
  * that rule against a sort on the host, two runs against each other; the loss against the fp32 kernels; then times.
  * --test leaves the times out, --first all sizes but the first, --loss [ROWS...] all but the loss; --once calls each
- * operation once at its first size, for a profiler, and --once-loss ROWS the loss alone.
- *
- *     nvcc -gencode arch=compute_90a,code=sm_90a -O3 -std=c++17 -Ilib -Iinclude -o indexer tests/gpu/indexer.cu \
- *         -lcublas
- */
+ * operation once at its first size, for a profiler, and --once-loss ROWS the loss alone. */
 #include <cublas_v2.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>

@@ -1,10 +1,6 @@
 /* What the kernels make codes with (cuda/quantise/codes.cuh, fours.cuh) against base/narrow.h: every fp32 number to
  * E4M3, E5M2 and E2M1, every code back, every pair of mantissas that a bf16 quotient has; and base/narrow.h on the
- * device against the same on the host for one fp32 number in 61.
- *
- *     nvcc -gencode arch=compute_90a,code=sm_90a -O3 -std=c++17 -Icuda -Ilib -Iinclude -o quantise \
- *         tests/gpu/quantise.cu
- */
+ * device against the same on the host for one fp32 number in 61. */
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
