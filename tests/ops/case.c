@@ -228,6 +228,20 @@ struct array *array_normal(glm52_dtype type, int64_t count, double deviation)
     return a;
 }
 
+struct array *array_rotations(int64_t count)
+{
+    struct array *a = array_zero(GLM52_DTYPE_F32, 2 * count);
+
+    for (int64_t i = 0; i < count; i++) {
+        double angle = 6 * draw_uniform();
+
+        a->value[2 * i] = cos(angle);
+        a->value[2 * i + 1] = sin(angle);
+    }
+    array_push(a);
+    return a;
+}
+
 struct array *array_output(glm52_dtype type, int64_t count)
 {
     struct array *a = array_new(type, count);

@@ -99,6 +99,8 @@ struct array {
 struct array *array_normal(glm52_dtype type, int64_t count, double deviation);
 struct array *array_zero(glm52_dtype type, int64_t count);
 struct array *array_from(glm52_dtype type, int64_t count, const double *value);
+/* [count, 2] fp32: cosine and sine of random angles, as rope_table makes them of positions. */
+struct array *array_rotations(int64_t count);
 /* NaN in every element (-1 for integers), so that what an operation leaves out shows. */
 struct array *array_output(glm52_dtype type, int64_t count);
 /* Poisoned bytes; at least one, so that `at` is valid. */

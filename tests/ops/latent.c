@@ -14,14 +14,7 @@ static struct latent_case latent_case(int64_t rows, int32_t rank, int32_t half, 
     struct latent_case c = {.shape = {.rows = rows, .rank = rank, .half = half, .epsilon = 1e-3f, .type = type},
                             .columns = rank + 2 * half};
 
-    c.table = array_normal(F32, rows * half * 2, 1);
-    for (int64_t i = 0; i < rows * half; i++) {
-        double angle = 6 * draw_uniform();
-
-        c.table->value[2 * i] = cos(angle);
-        c.table->value[2 * i + 1] = sin(angle);
-    }
-    array_push(c.table);
+    c.table = array_rotations(rows * half);
     c.x = array_normal(F32, rows * c.columns, 1.5);
     c.gain = array_normal(type, rank, 1);
     c.dy = array_normal(F32, rows * c.columns, 1);

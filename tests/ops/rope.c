@@ -37,14 +37,7 @@ static struct rope_case rope_case(int64_t rows, int32_t heads, int32_t half, int
     c.shape.x_row = heads * c.shape.x_head + 2 * gap;
     c.shape.y_head = 2 * half + 3 * gap;
     c.shape.y_row = heads * c.shape.y_head + gap;
-    c.table = array_normal(F32, rows * half * 2, 1);
-    for (int64_t i = 0; i < rows * half; i++) {
-        double angle = 6 * draw_uniform();
-
-        c.table->value[2 * i] = cos(angle);
-        c.table->value[2 * i + 1] = sin(angle);
-    }
-    array_push(c.table);
+    c.table = array_rotations(rows * half);
     c.x = array_normal(type, rows * c.shape.x_row, 1);
     return c;
 }
