@@ -6,11 +6,12 @@
 
 #include "ops/count.h"
 #include "ops/cpu/cpu.h"
+#include "ops/cpu/parts.h"
 #include "ops/cpu/row.h"
 
 enum { BLOCKS = 64, BLOCK_ROWS = 16, SLICE = 256 };
 
-static int64_t block_count(int64_t rows)
+int64_t norm_blocks(int64_t rows)
 {
     return least(BLOCKS, (rows + BLOCK_ROWS - 1) / BLOCK_ROWS);
 }
@@ -23,13 +24,13 @@ static int team_of(const struct stream *s, const struct norm *n)
 size_t cpu_norm_backward_bytes(struct stream *s, const struct norm *n)
 {
     (void)s;
-    return (size_t)block_count(n->rows) * 2 * (size_t)n->width * sizeof(float);
+    return (size_t)norm_blocks(n->rows) * 2 * (size_t)n->width * sizeof(float);
 }
 
 /* dgain[j] += sum over blocks of partial[block][0][j]; dbias likewise with [1], if wanted. */
-static void add_blocks(struct stream *s, const struct norm *n, const float *partial, float *dgain, float *dbias)
+void norm_add_blocks(struct stream *s, const struct norm *n, const float *partial, float *dgain, float *dbias)
 {
-    int64_t blocks = block_count(n->rows), width = n->width;
+    int64_t blocks = norm_blocks(n->rows), width = n->width;
 
 #pragma omp parallel for schedule(static) num_threads(cpu_team(s, (double)(blocks * width)))
     for (int64_t first = 0; first < width; first += SLICE)
@@ -48,23 +49,23 @@ static void add_blocks(struct stream *s, const struct norm *n, const float *part
 
 /* ---- RMSNorm ---- */
 
-static float rmsnorm_row(const struct norm *n, const void *x, const void *gain, void *y, int64_t row)
+float rmsnorm_row(const struct norm *n, glm52_dtype in, const void *x, const void *gain, void *y, int64_t row)
 {
     float x_chunk[CHUNK], gain_chunk[CHUNK], out[CHUNK], squares = 0, rstd;
 
     for (int64_t j = 0; j < n->width; j += CHUNK) {
         int64_t count = least(CHUNK, n->width - j);
-        const float *in = load(n->type, x, row * n->x_stride + j, count, x_chunk);
+        const float *from = load(in, x, row * n->x_stride + j, count, x_chunk);
 
-        squares += dot(in, in, count);
+        squares += dot(from, from, count);
     }
     rstd = 1.0f / sqrtf(squares / (float)n->width + n->epsilon);
     for (int64_t j = 0; j < n->width; j += CHUNK) {
         int64_t count = least(CHUNK, n->width - j);
-        const float *in = load(n->type, x, row * n->x_stride + j, count, x_chunk);
+        const float *from = load(in, x, row * n->x_stride + j, count, x_chunk);
         const float *factor = load(n->type, gain, j, count, gain_chunk);
 
-        for (int64_t i = 0; i < count; i++) out[i] = in[i] * rstd * factor[i];
+        for (int64_t i = 0; i < count; i++) out[i] = from[i] * rstd * factor[i];
         store(n->type, y, row * n->y_stride + j, count, out, n->add);
     }
     return rstd;
@@ -75,36 +76,36 @@ void cpu_rmsnorm_forward(struct stream *s, const struct norm *n, const void *x, 
     struct counted call = count_rmsnorm_forward(s, n);
 
 #pragma omp parallel for schedule(static) num_threads(team_of(s, n))
-    for (int64_t row = 0; row < n->rows; row++) rstd[row] = rmsnorm_row(n, x, gain, y, row);
+    for (int64_t row = 0; row < n->rows; row++) rstd[row] = rmsnorm_row(n, n->type, x, gain, y, row);
     count_end(call);
 }
 
 /* With g = gain * dy: dx = rstd (g - x rstd^2 mean(g x)). dgain is the block's own. */
-static void rmsnorm_backward_row(const struct norm *n, const void *x, const void *gain, float rstd, const void *dy,
-                                 void *dx, float *dgain, int64_t row)
+void rmsnorm_backward_row(const struct norm *n, glm52_dtype in, const void *x, const void *gain, float rstd,
+                          const void *dy, void *dx, float *dgain, int64_t row)
 {
     float x_chunk[CHUNK], gain_chunk[CHUNK], dy_chunk[CHUNK], out[CHUNK], mean = 0;
 
     for (int64_t j = 0; j < n->width; j += CHUNK) {
         int64_t count = least(CHUNK, n->width - j);
-        const float *in = load(n->type, x, row * n->x_stride + j, count, x_chunk);
+        const float *from = load(in, x, row * n->x_stride + j, count, x_chunk);
         const float *factor = load(n->type, gain, j, count, gain_chunk);
-        const float *up = load(n->type, dy, row * n->y_stride + j, count, dy_chunk);
+        const float *up = load(in, dy, row * n->y_stride + j, count, dy_chunk);
 
         for (int64_t i = 0; i < count; i++) {
             out[i] = factor[i] * up[i];
-            dgain[j + i] += up[i] * in[i] * rstd;
+            dgain[j + i] += up[i] * from[i] * rstd;
         }
-        mean += dot(out, in, count);
+        mean += dot(out, from, count);
     }
     mean *= rstd * rstd / (float)n->width;
     for (int64_t j = 0; j < n->width; j += CHUNK) {
         int64_t count = least(CHUNK, n->width - j);
-        const float *in = load(n->type, x, row * n->x_stride + j, count, x_chunk);
+        const float *from = load(in, x, row * n->x_stride + j, count, x_chunk);
         const float *factor = load(n->type, gain, j, count, gain_chunk);
-        const float *up = load(n->type, dy, row * n->y_stride + j, count, dy_chunk);
+        const float *up = load(in, dy, row * n->y_stride + j, count, dy_chunk);
 
-        for (int64_t i = 0; i < count; i++) out[i] = rstd * (factor[i] * up[i] - in[i] * mean);
+        for (int64_t i = 0; i < count; i++) out[i] = rstd * (factor[i] * up[i] - from[i] * mean);
         store(n->type, dx, row * n->x_stride + j, count, out, n->add);
     }
 }
@@ -113,7 +114,7 @@ void cpu_rmsnorm_backward(struct stream *s, const struct norm *n, const void *x,
                           const void *dy, void *dx, float *dgain, void *workspace)
 {
     struct counted call = count_rmsnorm_backward(s, n);
-    int64_t blocks = block_count(n->rows);
+    int64_t blocks = norm_blocks(n->rows);
 
 #pragma omp parallel for schedule(dynamic, 1) num_threads(team_of(s, n))
     for (int64_t block = 0; block < blocks; block++) {
@@ -121,9 +122,9 @@ void cpu_rmsnorm_backward(struct stream *s, const struct norm *n, const void *x,
 
         memset(partial, 0, (size_t)n->width * sizeof *partial);
         for (int64_t row = n->rows * block / blocks; row < n->rows * (block + 1) / blocks; row++)
-            rmsnorm_backward_row(n, x, gain, rstd[row], dy, dx, partial, row);
+            rmsnorm_backward_row(n, n->type, x, gain, rstd[row], dy, dx, partial, row);
     }
-    if (dgain) add_blocks(s, n, workspace, dgain, NULL);
+    if (dgain) norm_add_blocks(s, n, workspace, dgain, NULL);
     count_end(call);
 }
 
@@ -218,7 +219,7 @@ void cpu_layernorm_backward(struct stream *s, const struct norm *n, const void *
                             void *workspace)
 {
     struct counted call = count_layernorm_backward(s, n);
-    int64_t blocks = block_count(n->rows);
+    int64_t blocks = norm_blocks(n->rows);
 
 #pragma omp parallel for schedule(dynamic, 1) num_threads(team_of(s, n))
     for (int64_t block = 0; block < blocks; block++) {
@@ -228,6 +229,6 @@ void cpu_layernorm_backward(struct stream *s, const struct norm *n, const void *
         for (int64_t row = n->rows * block / blocks; row < n->rows * (block + 1) / blocks; row++)
             layernorm_backward_row(n, x, gain, statistics, dy, dx, partial, partial + n->width, row);
     }
-    add_blocks(s, n, workspace, dgain, dbias);
+    norm_add_blocks(s, n, workspace, dgain, dbias);
     count_end(call);
 }

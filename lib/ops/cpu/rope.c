@@ -4,6 +4,7 @@
 
 #include "ops/count.h"
 #include "ops/cpu/cpu.h"
+#include "ops/cpu/parts.h"
 #include "ops/cpu/row.h"
 
 enum { ANGLE_WORK = 32 }; /* a cosine and a sine cost about so many multiplications */
@@ -25,19 +26,20 @@ void cpu_rope_table(struct stream *s, int64_t rows, int32_t half, const int32_t 
 }
 
 /* One head of one row; a chunk of pairs at a time, read whole before it is written. */
-static void rotate(const struct rope *r, const float *table, const void *x, int64_t x_at, void *y, int64_t y_at)
+void rope_head(const struct rope *r, glm52_dtype in, const float *table, const void *x, int64_t x_at, void *y,
+               int64_t y_at)
 {
     float x_chunk[CHUNK], out[CHUNK], sign = r->inverse ? -1.0f : 1.0f;
 
     for (int64_t j = 0; j < 2 * r->half; j += CHUNK) {
         int64_t count = least(CHUNK, 2 * r->half - j);
-        const float *in = load(r->type, x, x_at + j, count, x_chunk);
+        const float *from = load(in, x, x_at + j, count, x_chunk);
 
         for (int64_t i = 0; i < count; i += 2) {
             float cosine = table[j + i], sine = sign * table[j + i + 1];
 
-            out[i] = in[i] * cosine - in[i + 1] * sine;
-            out[i + 1] = in[i + 1] * cosine + in[i] * sine;
+            out[i] = from[i] * cosine - from[i + 1] * sine;
+            out[i + 1] = from[i + 1] * cosine + from[i] * sine;
         }
         store(r->type, y, y_at + j, count, out, r->add);
     }
@@ -50,8 +52,8 @@ void cpu_rope(struct stream *s, const struct rope *r, const float *table, const 
 #pragma omp parallel for schedule(static) num_threads(cpu_team(s, (double)r->rows * r->heads * r->half * 4))
     for (int64_t row = 0; row < r->rows; row++)
         for (int64_t head = 0; head < r->heads; head++)
-            rotate(r, table + row * r->half * 2, x, row * r->x_row + head * r->x_head, y,
-                   row * r->y_row + head * r->y_head);
+            rope_head(r, r->type, table + row * r->half * 2, x, row * r->x_row + head * r->x_head, y,
+                      row * r->y_row + head * r->y_head);
     count_end(call);
 }
 
