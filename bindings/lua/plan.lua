@@ -10,7 +10,7 @@ Plan.__index = Plan
 
 local memory_meaning = {
   parameters = "weights",
-  gradients = "fp32, one per trained weight",
+  gradients = "one per trained weight, in precision.gradients",
   optimizer = "moments and masters",
   activations = "kept from forward to backward",
   workspace = "scratch of the operations",

@@ -65,15 +65,18 @@ void attention_plan(struct mla *m, struct stream *s, struct plan *p)
     plan_temp(p, &m->slots.dlatent_out, m->type, p->rows, heads * m->c->kv_lora_rank);
 }
 
-void attention_rotate(const struct mla *m, const struct pass *f, const float *table, int64_t heads, int64_t width,
-                      int64_t from, const void *x, int64_t out, int64_t to, void *y, int inverse)
+/* The rotary columns of all heads' queries: `width` columns a head in x, `out` in y, starting at the given ones. */
+static void rotate_queries(const struct mla *m, const struct pass *f, int64_t width, int64_t from, const void *x,
+                           int64_t out, int64_t to, void *y, int inverse)
 {
+    int64_t heads = m->c->num_attention_heads;
     size_t size = dtype_size(m->type);
     struct rope r = {.rows = f->rows, .heads = (int32_t)heads, .half = (int32_t)m->c->qk_rope_head_dim / 2,
                      .x_row = heads * width, .x_head = width, .y_row = heads * out, .y_head = out, .inverse = inverse,
                      .type = m->type};
 
-    f->ops->rope(f->stream, &r, table, (const char *)x + (size_t)from * size, (char *)y + (size_t)to * size);
+    f->ops->rope(f->stream, &r, f->in->rope_query, (const char *)x + (size_t)from * size,
+                 (char *)y + (size_t)to * size);
 }
 
 const void *attention_kv(const struct mla *m, const struct pass *f)
@@ -108,7 +111,7 @@ static void absorb_queries(const struct mla *m, const struct pass *f)
     LABEL(f, "mla.absorb");
     absorb.lda = heads * qk, absorb.stride_a = qk, absorb.ldc = heads * kv, absorb.stride_c = kv;
     f->ops->gemm(f->stream, &absorb, at(f, m->slots.q), half_of_kv_b(m, 0), absorbed);
-    attention_rotate(m, f, f->in->rope_query, heads, qk, nope, at(f, m->slots.q), kv, rank, absorbed, 0);
+    rotate_queries(m, f, qk, nope, at(f, m->slots.q), kv, rank, absorbed, 0);
 }
 
 static void unabsorb_outputs(const struct mla *m, const struct pass *f)
@@ -177,7 +180,7 @@ static void sparse_backward(const struct mla *m, const struct pass *b, const int
     absorb.transpose_b = 1;
     b->ops->gemm(b->stream, &absorb, dabsorbed, half_of_kv_b(m, 0), dq);
     kv_b_gradient(m, b, nope, 0, at(b, m->slots.q), heads * qk, qk, dabsorbed, heads * kv, kv);
-    attention_rotate(m, b, b->in->rope_query, heads, kv, rank, dabsorbed, qk, nope, dq, 1);
+    rotate_queries(m, b, kv, rank, dabsorbed, qk, nope, dq, 1);
 }
 
 void mla_target(const struct mla *m, const struct pass *b, const int32_t *selected, float *target)
@@ -209,7 +212,7 @@ static void dense_forward(const struct mla *m, const struct pass *f)
     struct spread r = {.rows = f->rows, .heads = (int32_t)heads, .width = rope, .x_row = kv, .y_row = heads * qk,
                        .y_head = qk, .type = m->type};
     f->ops->spread_heads(f->stream, &r, latent + (size_t)rank * size, key + (size_t)nope * size);
-    attention_rotate(m, f, f->in->rope_query, heads, qk, nope, q, qk, nope, q, 0);
+    rotate_queries(m, f, qk, nope, q, qk, nope, q, 0);
     LABEL(f, "mla.attention");
     f->ops->dense_attention_forward(f->stream, &shape, q, key, at(f, m->slots.value), f->in->start, f->in->end,
                                     at(f, m->slots.out), at(f, m->slots.lse), at(f, m->slots.attention_workspace));
@@ -244,7 +247,7 @@ static void dense_backward(const struct mla *m, const struct pass *b)
     b->ops->dense_attention_backward(b->stream, &shape, at(b, m->slots.q), at(b, m->slots.key), at(b, m->slots.value),
                                      b->in->start, b->in->end, at(b, m->slots.out), at(b, m->slots.lse),
                                      at(b, m->slots.dout), dq, dkey, dvalue, at(b, m->slots.attention_workspace));
-    attention_rotate(m, b, b->in->rope_query, heads, qk, nope, dq, qk, nope, dq, 1);
+    rotate_queries(m, b, qk, nope, dq, qk, nope, dq, 1);
     LABEL(b, "mla.kv_b");
     dense_latent_gradient(m, b, nope, 0, dkey, heads * qk, qk, dkv, 0);
     dense_latent_gradient(m, b, dv, 1, dvalue, heads * dv, dv, dkv, 1);

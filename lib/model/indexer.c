@@ -34,9 +34,15 @@ static size_t most(size_t a, size_t b)
     return a > b ? a : b;
 }
 
+/* Relus of a row: one for each head and key of the support. */
+static int64_t relus(const struct indexer_part *m, int64_t rows)
+{
+    return m->c->index_n_heads * (m->dense ? rows : m->c->index_topk);
+}
+
 void indexer_plan(struct indexer_part *m, const struct mla *teacher, struct stream *s, struct plan *p)
 {
-    int64_t heads = m->c->index_n_heads, width = m->c->index_head_dim, support = m->dense ? p->rows : m->c->index_topk;
+    int64_t heads = m->c->index_n_heads, width = m->c->index_head_dim;
     void (*place)(struct plan *, struct slot *, glm52_dtype, int64_t, int64_t) = m->learns ? plan_save : plan_temp;
     struct indexer shape = shape_of(m, p->rows, 0);
     struct teacher t = teacher_shape(teacher);
@@ -59,7 +65,7 @@ void indexer_plan(struct indexer_part *m, const struct mla *teacher, struct stre
         plan_temp(p, &m->slots.dkey, GLM52_DTYPE_F32, p->rows, width);
         plan_temp(p, &m->slots.dkey_cast, m->type, p->rows, width);
         plan_temp(p, &m->slots.dweight, GLM52_DTYPE_F32, p->rows, heads);
-        if (m->guided) plan_temp(p, &m->slots.open, GLM52_DTYPE_I32, p->rows, heads * support);
+        if (m->guided) plan_temp(p, &m->slots.open, GLM52_DTYPE_I32, p->rows, relus(m, p->rows));
     }
     plan_temp_bytes(p, &m->slots.workspace, bytes);
     plan_release(p, mark);
@@ -143,16 +149,12 @@ static void backward_projections(const struct indexer_part *m, const struct pass
 }
 
 /* Which relus are open decides over the gradient as a selection does: a guide may have it. */
-static int64_t relus(const struct indexer_part *m, const struct pass *b)
-{
-    return m->c->index_n_heads * (m->dense ? b->rows : m->c->index_topk);
-}
-
 static void take_sides(const struct indexer_part *m, const struct pass *b, struct indexer *shape)
 {
     shape->open = at(b, m->slots.open);
-    shape->sides = given(b, "relu_side", m->layer, relus(m, b), shape->open) ? 2 : 1;
-    if (shape->sides == 1) b->ops->zero(b->stream, shape->open, (size_t)(b->rows * relus(m, b)) * sizeof *shape->open);
+    shape->sides = given(b, "relu_side", m->layer, relus(m, b->rows), shape->open) ? 2 : 1;
+    if (shape->sides == 1)
+        b->ops->zero(b->stream, shape->open, (size_t)(b->rows * relus(m, b->rows)) * sizeof *shape->open);
 }
 
 void indexer_learn(const struct indexer_part *m, const struct pass *b, const struct mla *teacher, const void *u,
@@ -175,7 +177,7 @@ void indexer_learn(const struct indexer_part *m, const struct pass *b, const str
     else
         b->ops->index_kl_selected(b->stream, &shape, q, key, weight, selected, at(b, m->slots.target), b->in->kl_weight,
                                   kl, at(b, m->slots.dq), dkey, dweight, workspace);
-    if (shape.sides == 1) made(b, "relu_side", m->layer, relus(m, b), shape.open);
+    if (shape.sides == 1) made(b, "relu_side", m->layer, relus(m, b->rows), shape.open);
     b->ops->sum(b->stream, b->rows, kl, b->in->kl_weight, total, workspace);
     tap(b, "kl_rows", m->layer, GLM52_DTYPE_F32, 1, kl);
     backward_projections(m, b, u, q_latent);

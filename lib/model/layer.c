@@ -45,14 +45,14 @@ void layer_forward(const struct layer *m, const struct pass *f, const void *x, i
     void *u = at(f, m->slots.u), *v = at(f, m->slots.v), *middle = at(f, m->slots.middle);
 
     LABEL(f, "layer");
-    norm_forward(f, m->w->input_norm, m->c->rms_norm_eps, hidden, x, u, at(f, m->slots.input_rstd));
+    norm_forward(f, m->w->input_norm, m->c->rms_norm_eps, x, u, at(f, m->slots.input_rstd));
     prepare_attention(m, f, u, selected);
     if (!m->mla.dense) tap(f, "topk", m->index, GLM52_DTYPE_I32, m->c->index_topk, selected);
     LABEL(f, "layer");
     mla_attend(&m->mla, f, selected, x, middle);
 
     LABEL(f, "layer");
-    norm_forward(f, m->w->post_norm, m->c->rms_norm_eps, hidden, middle, v, at(f, m->slots.post_rstd));
+    norm_forward(f, m->w->post_norm, m->c->rms_norm_eps, middle, v, at(f, m->slots.post_rstd));
     if (m->sparse) {
         moe_forward(&m->moe, f, m->index, v, middle, y);
     } else {
@@ -64,8 +64,6 @@ void layer_forward(const struct layer *m, const struct pass *f, const void *x, i
 
 void layer_restore(const struct layer *m, struct pass *b, const void *x, int32_t *selected, void *y)
 {
-    int64_t hidden = m->c->hidden_size;
-
     if (m->keep == KEEP_INPUTS) {
         b->replay = 1;
         layer_forward(m, b, x, selected, y);
@@ -73,10 +71,10 @@ void layer_restore(const struct layer *m, struct pass *b, const void *x, int32_t
     }
     if (m->keep != KEEP_DEAR) return;
     LABEL(b, "layer");
-    norm_forward(b, m->w->input_norm, m->c->rms_norm_eps, hidden, x, at(b, m->slots.u), at(b, m->slots.input_rstd));
+    norm_forward(b, m->w->input_norm, m->c->rms_norm_eps, x, at(b, m->slots.u), at(b, m->slots.input_rstd));
     attention_restore(&m->mla, b);
     LABEL(b, "layer");
-    norm_forward(b, m->w->post_norm, m->c->rms_norm_eps, hidden, at(b, m->slots.middle), at(b, m->slots.v),
+    norm_forward(b, m->w->post_norm, m->c->rms_norm_eps, at(b, m->slots.middle), at(b, m->slots.v),
                  at(b, m->slots.post_rstd));
 }
 
@@ -87,7 +85,6 @@ static void learn(const struct layer *m, const struct pass *b, const int32_t *se
 
 void layer_backward(const struct layer *m, const struct pass *b, const void *x, const int32_t *selected, void *dx)
 {
-    int64_t hidden = m->c->hidden_size;
     void *dv = at(b, m->slots.dv), *workspace = at(b, m->slots.workspace);
     int learns = m->indexes && m->indexer.learns;
     float *target = learns && !m->indexer.dense ? at(b, m->indexer.slots.target) : NULL;
@@ -104,10 +101,10 @@ void layer_backward(const struct layer *m, const struct pass *b, const void *x, 
         mlp_backward(&m->mlp, b, at(b, m->slots.v), dx, dv, 0);
     }
     LABEL(b, "layer");
-    norm_backward(b, m->w->post_norm, m->c->rms_norm_eps, hidden, at(b, m->slots.middle), at(b, m->slots.post_rstd), dv,
+    norm_backward(b, m->w->post_norm, m->c->rms_norm_eps, at(b, m->slots.middle), at(b, m->slots.post_rstd), dv,
                   dx, 1, workspace);
     mla_backward(&m->mla, b, at(b, m->slots.u), selected, dx, dv, target);
     LABEL(b, "layer");
-    norm_backward(b, m->w->input_norm, m->c->rms_norm_eps, hidden, x, at(b, m->slots.input_rstd), dv, dx, 1, workspace);
+    norm_backward(b, m->w->input_norm, m->c->rms_norm_eps, x, at(b, m->slots.input_rstd), dv, dx, 1, workspace);
     if (learns) learn(m, b, selected);
 }

@@ -1,23 +1,25 @@
 /* y = x W^T and RMSNorm as the parts use them. */
 #include "model/pass.h"
 
-void linear_forward_wide(const struct pass *f, const struct parameter *w, int64_t out, const void *x, const void *from,
-                         void *y)
+static void product(const struct pass *f, const struct parameter *w, int64_t out, const void *x, const void *from,
+                    void *y, glm52_dtype type)
 {
     int64_t in = w->shape[1];
     struct gemm g = {.m = f->rows, .n = out, .k = in, .lda = in, .ldb = in, .ldc = out, .batch = 1, .transpose_b = 1,
-                     .add = from != NULL, .a_type = w->type, .b_type = w->type, .c_type = w->type, .from = from};
+                     .add = from != NULL, .a_type = w->type, .b_type = w->type, .c_type = type, .from = from};
 
     f->ops->gemm(f->stream, &g, x, w->value, y);
 }
 
+void linear_forward_wide(const struct pass *f, const struct parameter *w, int64_t out, const void *x, const void *from,
+                         void *y)
+{
+    product(f, w, out, x, from, y, w->type);
+}
+
 void linear_forward_float(const struct pass *f, const struct parameter *w, const void *x, float *y)
 {
-    int64_t out = w->shape[0], in = w->shape[1];
-    struct gemm g = {.m = f->rows, .n = out, .k = in, .lda = in, .ldb = in, .ldc = out, .batch = 1, .transpose_b = 1,
-                     .a_type = w->type, .b_type = w->type, .c_type = GLM52_DTYPE_F32};
-
-    f->ops->gemm(f->stream, &g, x, w->value, y);
+    product(f, w, w->shape[0], x, NULL, y, GLM52_DTYPE_F32);
 }
 
 static void gradient_wide(const struct pass *f, const struct parameter *w, int64_t out, const void *x, const void *dy)
@@ -67,24 +69,24 @@ void linear_backward(const struct pass *f, const struct parameter *w, const void
     linear_backward_wide(f, w, w->shape[0], x, dy, dx, add);
 }
 
-static struct norm norm_shape(int64_t rows, const struct parameter *gain, double epsilon, int64_t stride, int add)
+static struct norm norm_shape(int64_t rows, const struct parameter *gain, double epsilon, int add)
 {
-    return (struct norm){.rows = rows, .width = gain->shape[0], .x_stride = stride, .y_stride = stride,
-                         .epsilon = (float)epsilon, .add = add, .type = gain->type};
+    return (struct norm){.rows = rows, .width = gain->shape[0], .x_stride = gain->shape[0],
+                         .y_stride = gain->shape[0], .epsilon = (float)epsilon, .add = add, .type = gain->type};
 }
 
-void norm_forward(const struct pass *f, const struct parameter *gain, double epsilon, int64_t stride, const void *x,
+void norm_forward(const struct pass *f, const struct parameter *gain, double epsilon, const void *x,
                   void *y, float *rstd)
 {
-    struct norm n = norm_shape(f->rows, gain, epsilon, stride, 0);
+    struct norm n = norm_shape(f->rows, gain, epsilon, 0);
 
     f->ops->rmsnorm_forward(f->stream, &n, x, gain->value, y, rstd);
 }
 
-void norm_backward(const struct pass *f, const struct parameter *gain, double epsilon, int64_t stride, const void *x,
+void norm_backward(const struct pass *f, const struct parameter *gain, double epsilon, const void *x,
                    const float *rstd, const void *dy, void *dx, int add, void *workspace)
 {
-    struct norm n = norm_shape(f->rows, gain, epsilon, stride, add);
+    struct norm n = norm_shape(f->rows, gain, epsilon, add);
 
     f->ops->rmsnorm_backward(f->stream, &n, x, gain->value, rstd, dy, dx, gradient_sum(f, gain), workspace);
 }

@@ -79,7 +79,7 @@ void mla_project(const struct mla *m, const struct pass *f, const void *u)
 
     LABEL(f, "mla.q_a");
     linear_forward(f, m->w->q_a, u, NULL, at(f, m->slots.q_latent_raw));
-    norm_forward(f, m->w->q_a_norm, c->latent_norm_eps, c->q_lora_rank, at(f, m->slots.q_latent_raw),
+    norm_forward(f, m->w->q_a_norm, c->latent_norm_eps, at(f, m->slots.q_latent_raw),
                  at(f, m->slots.q_latent), at(f, m->slots.q_rstd));
     LABEL(f, "mla.q_b");
     linear_forward(f, m->w->q_b, at(f, m->slots.q_latent), NULL, at(f, m->slots.q));
@@ -104,7 +104,7 @@ static void backward_queries(const struct mla *m, const struct pass *b, const vo
 
     LABEL(b, "mla.q_b");
     linear_backward(b, m->w->q_b, at(b, m->slots.q_latent), at(b, m->slots.dq), dq_latent, 0);
-    norm_backward(b, m->w->q_a_norm, c->latent_norm_eps, c->q_lora_rank, at(b, m->slots.q_latent_raw),
+    norm_backward(b, m->w->q_a_norm, c->latent_norm_eps, at(b, m->slots.q_latent_raw),
                   at(b, m->slots.q_rstd), dq_latent, dq_latent, 0, at(b, m->slots.workspace));
     LABEL(b, "mla.q_a");
     linear_backward(b, m->w->q_a, u, dq_latent, du, 0);

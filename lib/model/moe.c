@@ -26,11 +26,6 @@ static struct grouped_gemm grouped(const struct moe *m, int64_t rows, int64_t n,
                                  .gradient = m->w->expert0.gate->gradient_type};
 }
 
-static int64_t most(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
-
 void moe_plan(struct moe *m, struct stream *s, struct plan *p)
 {
     const struct model_config *c = m->c;
@@ -44,13 +39,12 @@ void moe_plan(struct moe *m, struct stream *s, struct plan *p)
     plan_save(p, &m->slots.source, GLM52_DTYPE_I32, all, 1);
     plan_save(p, &m->slots.place, GLM52_DTYPE_I32, all, 1);
     plan_save(p, &m->slots.gate_up, m->type, all, 2 * width);
-    plan_save(p, &m->shared.slots.gate_up, m->type, p->rows, 2 * m->shared.width);
 
     uint64_t mark = plan_mark(p);
     plan_temp_bytes(p, &m->slots.workspace, s->ops->dispatch_sort_bytes(s, &d));
     plan_temp(p, &m->slots.wide, m->type, all, hidden);
-    plan_temp(p, &m->slots.act, m->type, most(all, p->rows * c->n_shared_experts), width);
-    m->shared.slots.act = m->slots.act; /* one is dead when the other begins */
+    mlp_plan(&m->shared, p); /* its activation lies where what follows does, which is dead while it is needed */
+    plan_temp(p, &m->slots.act, m->type, all, width);
     plan_temp(p, &m->slots.dweight, GLM52_DTYPE_F32, p->rows, c->num_experts_per_tok);
     plan_temp(p, &m->slots.dlogits, GLM52_DTYPE_F32, p->rows, c->n_routed_experts);
     plan_release(p, mark);
@@ -74,16 +68,13 @@ static int64_t capacity_of(const struct moe *m, int64_t rows)
 static void choose_experts(const struct moe *m, const struct pass *f, int layer, const void *x)
 {
     const struct parameter *w = m->w->router;
-    int64_t in = w->shape[1], experts = w->shape[0];
-    struct gemm g = {.m = f->rows, .n = experts, .k = in, .lda = in, .ldb = in, .ldc = experts, .batch = 1,
-                     .transpose_b = 1, .a_type = m->type, .b_type = w->type, .c_type = GLM52_DTYPE_F32};
     struct route r = route_shape(m, f->rows);
     struct dispatch d = dispatch_shape(m, f->rows, 0);
     float *logits = at(f, m->slots.logits), *weight = at(f, m->slots.weight);
     int32_t *chosen = at(f, m->slots.chosen);
 
     LABEL(f, "moe.router");
-    f->ops->gemm(f->stream, &g, x, w->value, logits);
+    linear_forward_float(f, w, x, logits);
     r.given = given(f, "router_idx", layer, r.k, chosen);
     f->ops->route_forward(f->stream, &r, logits, (const float *)m->w->bias->value, chosen, weight);
     if (!r.given) made(f, "router_idx", layer, r.k, chosen);
@@ -94,7 +85,7 @@ static void choose_experts(const struct moe *m, const struct pass *f, int layer,
     f->ops->dispatch_sort(f->stream, &d, chosen, at(f, m->slots.offsets), at(f, m->slots.source), at(f, m->slots.place),
                           at(f, m->slots.workspace));
     if (f->training && !f->replay) f->ops->count_experts(f->stream, &r, chosen, f->in->counted, m->counts);
-    tap(f, "router_logits", layer, GLM52_DTYPE_F32, experts, logits);
+    tap(f, "router_logits", layer, GLM52_DTYPE_F32, w->shape[0], logits);
     tap(f, "router_idx", layer, GLM52_DTYPE_I32, r.k, chosen);
     tap(f, "router_w", layer, GLM52_DTYPE_F32, r.k, weight);
 }

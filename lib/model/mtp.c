@@ -92,7 +92,7 @@ static void depth_forward(const struct mtp *m, const struct pass *f, int d, cons
     linear_forward(f, m->w->eh_proj, joined, NULL, at(f, q->x));
     layer_forward(&q->layer, f, at(f, q->x), selected_of(m, f, d), at(f, q->y));
     LABEL(f, "head");
-    norm_forward(f, m->w->norm, c->rms_norm_eps, c->hidden_size, at(f, q->y), mtp_out(m, f, d), at(f, q->out_rstd));
+    norm_forward(f, m->w->norm, c->rms_norm_eps, at(f, q->y), mtp_out(m, f, d), at(f, q->out_rstd));
     tap(f, "out", -1, m->type, c->hidden_size, mtp_out(m, f, d));
 }
 
@@ -123,7 +123,7 @@ static void depth_backward(const struct mtp *m, struct pass *b, int d, const voi
 
     if (!q->layer.frozen) {
         LABEL(b, "head");
-        norm_backward(b, m->w->norm, c->rms_norm_eps, c->hidden_size, at(b, q->y), at(b, q->out_rstd), dx, dx, 0,
+        norm_backward(b, m->w->norm, c->rms_norm_eps, at(b, q->y), at(b, q->out_rstd), dx, dx, 0,
                       workspace);
     }
     if (q->layer.frozen && !(q->layer.indexes && q->layer.indexer.learns)) return;

@@ -263,7 +263,7 @@ static void forward_layers(struct network *n, const struct pass *f)
     for (int i = 0; i < n->layers; i++)
         layer_forward(&n->layer[i], f, at(f, n->x[i]), at(f, n->selected[i]), at(f, n->x[i + 1]));
     LABEL(f, "head");
-    norm_forward(f, n->model->parameters.final_norm, c->rms_norm_eps, c->hidden_size, at(f, n->x[n->layers]),
+    norm_forward(f, n->model->parameters.final_norm, c->rms_norm_eps, at(f, n->x[n->layers]),
                  at(f, n->final), at(f, n->final_rstd));
     tap(f, "final_hidden", -1, n->model->type, c->hidden_size, at(f, n->final));
 }
@@ -271,12 +271,9 @@ static void forward_layers(struct network *n, const struct pass *f)
 static void tap_logits(const struct network *n, const struct pass *f, const void *hidden)
 {
     const struct parameter *w = n->model->parameters.head;
-    struct gemm g = {.m = f->rows, .n = w->shape[0], .k = w->shape[1], .lda = w->shape[1], .ldb = w->shape[1],
-                     .ldc = w->shape[0], .batch = 1, .transpose_b = 1, .a_type = n->model->type, .b_type = w->type,
-                     .c_type = GLM52_DTYPE_F32};
 
     if (!tapped(f, "logits", -1)) return;
-    f->ops->gemm(f->stream, &g, hidden, w->value, f->tap->scores);
+    linear_forward_float(f, w, hidden, f->tap->scores);
     tap(f, "logits", -1, GLM52_DTYPE_F32, w->shape[0], f->tap->scores);
 }
 
@@ -403,7 +400,7 @@ static void backward_layers(struct network *n, struct pass *b)
 
     if (n->model->config.train.train_only == TRAIN_ALL) {
         LABEL(b, "head");
-        norm_backward(b, n->model->parameters.final_norm, c->rms_norm_eps, c->hidden_size, at(b, n->x[n->layers]),
+        norm_backward(b, n->model->parameters.final_norm, c->rms_norm_eps, at(b, n->x[n->layers]),
                       at(b, n->final_rstd), dx, dx, 0, at(b, n->head_workspace));
     }
     for (int i = n->layers - 1; i >= 0; i--) {

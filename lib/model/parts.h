@@ -46,9 +46,6 @@ void attention_restore(const struct mla *m, const struct pass *b);
  * rope part still rotated; gradient of kv_b. */
 void attention_backward(const struct mla *m, const struct pass *b, const int32_t *selected, float *target);
 struct sparse_mla attention_shape(const struct mla *m, int64_t rows, double pairs);
-/* The rotary columns of `heads` heads: `width` columns per head in x, `out` in y, starting at the given columns. */
-void attention_rotate(const struct mla *m, const struct pass *f, const float *table, int64_t heads, int64_t width,
-                      int64_t from, const void *x, int64_t out, int64_t to, void *y, int inverse);
 const void *attention_kv(const struct mla *m, const struct pass *f);
 
 /* Lightning indexer and its loss; model.md 2.3, training.md 1.4. */

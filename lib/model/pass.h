@@ -60,10 +60,10 @@ void linear_forward_wide(const struct pass *f, const struct parameter *w, int64_
 void linear_backward_wide(const struct pass *f, const struct parameter *w, int64_t out, const void *x, const void *dy,
                           void *dx, int add);
 
-/* RMSNorm over rows of `width` at the given stride; rstd is kept for backward. */
-void norm_forward(const struct pass *f, const struct parameter *gain, double epsilon, int64_t stride, const void *x,
+/* RMSNorm over rows as wide as the gain; rstd is kept for backward. */
+void norm_forward(const struct pass *f, const struct parameter *gain, double epsilon, const void *x,
                   void *y, float *rstd);
-void norm_backward(const struct pass *f, const struct parameter *gain, double epsilon, int64_t stride, const void *x,
+void norm_backward(const struct pass *f, const struct parameter *gain, double epsilon, const void *x,
                    const float *rstd, const void *dy, void *dx, int add, void *workspace);
 /* Workspace of norm_backward for rows of that width. */
 size_t norm_backward_bytes(struct stream *s, int64_t rows, int64_t width);

@@ -13,7 +13,7 @@
 static const struct kind {
     const char *name;
     void (*run)(struct golden_case *c);
-    int model;  /* 2: grid.c has all that it runs */
+    int model;  /* 1: runs again in bf16; 2: on a grid too, for grid.c has all that it runs */
 } kinds[] = {
     {"hf_forward", run_hf_forward, 2},
     {"ref_model", run_ref_model, 2},

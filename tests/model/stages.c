@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/dtype.h"
 #include "small/small.h"
 #include "unit/scratch.h"
 #include "unit/tap.h"
@@ -328,15 +329,10 @@ END_TEST
 
 static double square_of(const glm52_view *view, uint64_t at)
 {
-    uint32_t bits;
-    float value;
+    double value = view->dtype == GLM52_DTYPE_BF16 ? (double)bf16_to_f32(((const uint16_t *)view->data)[at])
+                                                   : (double)((const float *)view->data)[at];
 
-    if (view->dtype == GLM52_DTYPE_BF16)
-        bits = (uint32_t)((const uint16_t *)view->data)[at] << 16;
-    else
-        memcpy(&bits, (const float *)view->data + at, sizeof bits);
-    memcpy(&value, &bits, sizeof value);
-    return (double)value * (double)value;
+    return value * value;
 }
 
 static void check_views(const char *settings, glm52_dtype of_matrices)
@@ -354,7 +350,7 @@ static void check_views(const char *settings, glm52_dtype of_matrices)
         glm52_parameter_info p = {.struct_size = sizeof p};
         OK(glm52_model_parameter(s.model, i, &p));
         if (!p.gradient.data) continue;
-        uint64_t width = p.gradient.dtype == GLM52_DTYPE_BF16 ? 2 : 4;
+        uint64_t width = dtype_size(p.gradient.dtype);
         ck_assert_msg(p.gradient.dtype == (p.value.dimensions == 2 ? of_matrices : GLM52_DTYPE_F32), "%s", p.name);
         for (uint64_t j = 0; j < p.gradient.bytes / width; j++) squares += square_of(&p.gradient, j);
     }

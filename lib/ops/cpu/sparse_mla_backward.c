@@ -4,7 +4,6 @@
  * A chunk of rows at a time, first its rows in parallel: P and dS from lse, kept for the chunk, and dq. Then tiles of
  * keys in parallel: each adds what the chunk's rows give to its keys, in order of rows. So a key's gradient is summed
  * in order of rows whatever the chunk, the tile and the number of threads, and nothing of rows x keys exists. */
-#include <math.h>
 #include <omp.h>
 
 #include "ops/count.h"

@@ -1,6 +1,5 @@
 /* What sparse MLA attention teaches the indexer: per row the mean over heads of each selected key's probability,
  * exp(logit - lse) with the lse that forward left. The same arithmetic as in backward, hence the same bits. */
-#include <math.h>
 #include <omp.h>
 
 #include "ops/count.h"
