@@ -226,12 +226,12 @@ void cpu_index_kl_selected(struct stream *s, const struct indexer *i, const void
         size_t bytes = scratch_layout(&a, &p, NULL, &scratch);
 
         scratch_layout(&a, &p, (char *)workspace + used + (size_t)omp_get_thread_num() * bytes, &scratch);
-        if (!p.in_place) pad_latent(&a, &p, key, copy);
+        const float *keys = pad_latent(&a, &p, key, copy);
 #pragma omp for schedule(dynamic, 1)
         for (int64_t g = 0; g < groups; g++) {
             memset(share + g * size, 0, (size_t)size * sizeof *share);
             for (int64_t t = g; t < a.rows; t += groups)
-                learn_row(&a, &p, &x, p.in_place ? key : copy, &scratch, t, share + g * size);
+                learn_row(&a, &p, &x, keys, &scratch, t, share + g * size);
         }
         add_groups(groups, a.keys, p.width, p.columns, share, dkey);
     }
