@@ -1,4 +1,5 @@
-/* What both forms of the indexer's loss share (training.md 1.4): the loss of one row. */
+/* What both forms of the indexer's loss share (training.md 1.4): which heads let a gradient through, and the loss
+ * of one row. */
 #pragma once
 
 #include "device/element.cuh"

@@ -39,7 +39,7 @@ __device__ __forceinline__ int entries_of(uint32_t round) { return round & 31; }
 
 constexpr int LIST_THREADS = 256;
 
-__device__ __forceinline__ void list_row(const kl_call &c, const range &r, int64_t row, int rounds, int64_t to)
+__device__ __forceinline__ void list_row(const kl_call &c, const entry_range &r, int64_t row, int rounds, int64_t to)
 {
     for (int n = 0; n < rounds; n++) {
         uint32_t round[KL_UNITS], first = (uint32_t)(row * c.i.k) + r.begin + n * KL_ROUND;
@@ -62,7 +62,7 @@ __global__ __launch_bounds__(LIST_THREADS) void list_kernel(const kl_call c)
     const int group = blockIdx.x;
     const int64_t each = (c.rows + gridDim.y - 1) / gridDim.y;
     const int64_t begin = each * blockIdx.y, end = min(begin + each, c.rows);
-    const range *ranges = c.ranges + group * c.most_rows;
+    const entry_range *ranges = c.ranges + group * c.most_rows;
     int before = 0;
 
     for (int g = threadIdx.x; g < group; g += LIST_THREADS) before += c.counts[g];
@@ -76,7 +76,7 @@ __global__ __launch_bounds__(LIST_THREADS) void list_kernel(const kl_call c)
     before = block_sum<LIST_THREADS>(before);
     for (int64_t first = begin; first < end; first += LIST_THREADS) {
         const int64_t row = first + threadIdx.x;
-        const range r = row < end ? ranges[row] : range{};
+        const entry_range r = row < end ? ranges[row] : entry_range{};
         const int rounds = rounds_of(r);
         int all;
         const int lower = block_before<LIST_THREADS>(rounds, &all);

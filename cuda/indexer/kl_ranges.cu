@@ -49,7 +49,7 @@ __global__ __launch_bounds__(THREADS) void ranges_kernel(const kl_call c, int pa
         for (int row = 0; row < ROWS; row++) begins[row][threadIdx.x] = begin[row];
         __syncthreads();
         const int64_t group = base + threadIdx.x / ROWS, row = threadIdx.x % ROWS;
-        range r = {};
+        entry_range r = {};
 
         if (threadIdx.x < GROUPS * ROWS && group < c.groups && row < rows) {
             const int *at = &begins[row][threadIdx.x / ROWS * KL_UNITS];

@@ -269,7 +269,7 @@ int64_t most_rounds(const kl_call &c) { return std::min<int64_t>(c.groups, c.i.k
 /* Chunks of about the same size. */
 int64_t chunk_rows(const kl_call &c)
 {
-    const int64_t pairs = c.i.k * sizeof(entry) + KL_SLICES * KL_TILE * sizeof(bf16) + c.groups * sizeof(range) +
+    const int64_t pairs = c.i.k * sizeof(entry) + KL_SLICES * KL_TILE * sizeof(bf16) + c.groups * sizeof(entry_range) +
                           most_rounds(c) * (KL_UNITS + 1) * sizeof(uint32_t);
     const int64_t row = c.dense ? c.tiles * KL_KEYS * (int64_t)sizeof(entry) : pairs;
     const int64_t fit = std::max((int64_t)CHUNK / row, FEWEST_ROWS);
@@ -294,7 +294,7 @@ void pairs_layout(const cuda_device *d, void *base, size_t *used, kl_call *c)
     c->blocks = kl_pair_blocks(d);
     c->entries = carve<entry>(base, used, c->most_rows * c->i.k);
     c->queries = carve<bf16>(base, used, KL_SLICES * c->most_rows * KL_TILE);
-    c->ranges = carve<range>(base, used, c->groups * c->most_rows);
+    c->ranges = carve<entry_range>(base, used, c->groups * c->most_rows);
     c->counts = carve<int32_t>(base, used, c->groups);
     c->before = carve<int32_t>(base, used, c->groups + 1);
     c->rounds = carve<uint32_t>(base, used, c->most_rows * most_rounds(*c) * KL_UNITS);

@@ -10,6 +10,7 @@
 #pragma once
 
 #include "device/element.cuh"
+#include "indexer/scores.cuh"
 
 constexpr int KL_HEADS = 32, KL_WIDTH = 128;
 constexpr int KL_MOST_KEYS = 8192;                   /* of a row */
@@ -31,12 +32,10 @@ constexpr int KL_ROUND = 16;                         /* of which it takes so man
 constexpr int KL_TILE = KL_HEADS * KL_COLUMNS;       /* elements of a row's queries in a slice */
 
 /* Of a selected pair: row_weight * (softmax - target), with the key's number in its unit in place of the lowest 8
- * bits; and a bit for each active head: heads 8 i + 2 c + b at 16 b + 4 c + i, which suits the fragments of matrix
- * products. */
+ * bits; and a bit for each active head, see active_bit (scores.cuh). */
 struct entry {
     uint32_t slope, active;
 };
-__device__ __forceinline__ int active_bit(int head) { return head % 2 * 16 + head % 8 / 2 * 4 + head / 8; }
 __device__ __forceinline__ uint32_t pack_slope(float slope, int key)
 {
     return (__float_as_uint(slope) & ~255u) | (uint32_t)key % KL_UNIT;
@@ -45,11 +44,11 @@ __device__ __forceinline__ float slope_of(uint32_t packed) { return __uint_as_fl
 __device__ __forceinline__ int key_of(uint32_t packed) { return packed & 255; }
 
 /* The entries of a row that belong to a group of keys: where they begin, and how many each unit has, a byte each. */
-struct range {
+struct entry_range {
     uint32_t begin, counts;
 };
-__device__ __forceinline__ int count_of(range r, int unit) { return r.counts >> unit * 8 & 255; }
-__device__ __forceinline__ int rounds_of(range r) /* until the fullest unit is through */
+__device__ __forceinline__ int count_of(entry_range r, int unit) { return r.counts >> unit * 8 & 255; }
+__device__ __forceinline__ int rounds_of(entry_range r) /* until the fullest unit is through */
 {
     int most = 0;
 
@@ -81,7 +80,7 @@ struct kl_call {
     int64_t groups;           /* KL_GROUP keys each */
     int blocks;               /* that share the rounds of a slice */
     bf16 *queries;            /* [KL_SLICES, most_rows, KL_TILE]: weight * q, laid out for kl_pairs.cu */
-    range *ranges;            /* [groups, most_rows]: kl_ranges.cu */
+    entry_range *ranges;      /* [groups, most_rows]: kl_ranges.cu */
     int32_t *counts;          /* [groups]: rounds of the chunk */
     int32_t *before;          /* [groups + 1]: rounds of the groups before */
     uint32_t *rounds;         /* [rounds, KL_UNITS]: kl_pairs.cu */

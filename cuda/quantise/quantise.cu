@@ -1,5 +1,5 @@
-/* Narrow floats with a scale for each block (ops/ops.h, ops/scale.h), and back. rows.cu and tiles.cu take the blocks
- * that models have; here is what takes all others, a thread block for each. */
+/* Narrow floats with a scale for each block (ops/ops.h, ops/scale.h), and back. fours.cu, rows.cu and tiles.cu take
+ * the blocks that models have; here is what takes all others, a thread block for each. */
 #include "quantise/codes.cuh"
 
 namespace {
