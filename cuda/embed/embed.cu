@@ -232,8 +232,8 @@ void embed_backward(struct stream *s, const struct embed *e, const int32_t *toke
 
         with_type(e->gradient, [&](auto other) {
             using G = decltype(other);
-            launch_early(d->stream, (unsigned)e->rows, SUM_THREADS, sums_kernel<T, G, V>, *e, grouped, (const T *)dy,
-                         (G *)dtable);
+            launch_following(d->stream, sums_kernel<T, G, V>, (unsigned)e->rows, SUM_THREADS, 0, *e, grouped,
+                             (const T *)dy, (G *)dtable);
         });
     });
     launched(d, "embed_backward");

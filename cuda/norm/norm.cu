@@ -211,8 +211,8 @@ void backward(cuda_device *d, const struct norm *n, const void *x, const void *g
                 *n, (const T *)x, (const T *)gain, statistics, (const T *)dy, (T *)dx, (float *)workspace, on_chip);
         });
     if (dgain)
-        launch_early(d->stream, dim3((unsigned)divided(n->width, 32), LAYER ? 2 : 1), ADD_THREADS, add_blocks_kernel,
-                     (int)blocks, n->width, (const float *)workspace, dgain, dbias);
+        launch_following(d->stream, add_blocks_kernel, dim3((unsigned)divided(n->width, 32), LAYER ? 2 : 1),
+                         ADD_THREADS, 0, (int)blocks, n->width, (const float *)workspace, dgain, dbias);
     launched(d, LAYER ? "layernorm_backward" : "rmsnorm_backward");
 }
 

@@ -3,7 +3,7 @@
  * SEGMENT_STEPS iterations are taken at once; then X itself is multiplied out and its squares are formed anew. All
  * squares are polynomials of one matrix, so they are symmetric, and half of every product is the mirror image of the
  * other. semantics.md has the bounds. */
-#include "update/follow.cuh"
+#include "device/early.cuh"
 #include "update/muon.cuh"
 #include "update/neighbours.cuh"
 #include "update/products.cuh"

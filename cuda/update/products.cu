@@ -4,7 +4,7 @@
  * are computed, and those below it are written twice. */
 #include "update/products.cuh"
 
-#include "update/follow.cuh"
+#include "device/early.cuh"
 #include "update/half.cuh"
 
 #include "grouped_gemm/ring.cuh"

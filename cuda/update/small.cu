@@ -2,8 +2,8 @@
  * Both make x and x x^T of their columns from gradient and momentum, exchange the sums, take the steps of a segment
  * on the same square in shared memory, and multiply their columns by the polynomial that comes of it: to x again and
  * to the next x x^T, or at last to weights. One thread loads, another stores; a warpgroup has 64 rows. */
+#include "device/early.cuh"
 #include "device/tensor_map.cuh"
-#include "update/follow.cuh"
 #include "update/small_momentum.cuh"
 
 using namespace small;
