@@ -86,22 +86,21 @@ __device__ __forceinline__ void multiply_stage(uint32_t a, uint32_t b,
     mma_commit();
 }
 
-/* d = A[64, 16 steps] B[16 steps, N] of the ring's next stages, all four steps of each, of the last
- * one `odd` (1 to 3) if that is not 0. Product: hopper::product, or one like it; an operand stored
- * across lies [depth][64 columns] per block of 64 columns, else [columns][depth]. */
+/* d = A[64, 16 steps] B[16 steps, N] of the ring's next stages, all four steps of each. Product:
+ * hopper::product, or one like it; an operand stored across lies [depth][64 columns] per block of
+ * 64 columns, else [columns][depth]. */
 template <class Product, class Ring>
 __device__ __forceinline__ void multiply(const Ring &f, typename Ring::place &at, int group,
-                                         int stages, int odd, float (&d)[Product::COLUMNS / 2])
+                                         int stages, float (&d)[Product::COLUMNS / 2])
 {
     const uint32_t a0 = descriptor(f.a(0) + group * BLOCK_BYTES, BLOCK_BYTES);
     const uint32_t b0 = descriptor(f.b(0), BLOCK_BYTES);
-    const int whole = stages - (odd > 0);
     int before = -1;
 
 #pragma unroll
     for (int i = 0; i < Product::COLUMNS / 2; i++)
         d[i] = 0; /* also keeps them from being live from one tile to the next */
-    for (int i = 0; i < whole; i++) {
+    for (int i = 0; i < stages; i++) {
         const uint32_t next = at.slot * (Ring::STAGE_BYTES / 16);
 
         barrier_wait(f.full(at.slot), at.parity);
@@ -117,21 +116,6 @@ __device__ __forceinline__ void multiply(const Ring &f, typename Ring::place &at
     settle(d);
     if (before >= 0)
         f.release(before);
-    if (odd > 0) {
-        const uint32_t next = at.slot * (Ring::STAGE_BYTES / 16);
-
-        barrier_wait(f.full(at.slot), at.parity);
-        if (odd == 1)
-            multiply_stage<Product, 1>(a0 + next, b0 + next, d);
-        else if (odd == 2)
-            multiply_stage<Product, 2>(a0 + next, b0 + next, d);
-        else
-            multiply_stage<Product, 3>(a0 + next, b0 + next, d);
-        mma_wait<0>();
-        settle(d);
-        f.release(at.slot);
-        at.advance();
-    }
 }
 
 } /* namespace pair */

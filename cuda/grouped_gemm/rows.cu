@@ -158,7 +158,7 @@ __device__ __forceinline__ void one_tile(const rows_frame &f, rows_frame::place 
                        s.add != 0};
     float d[N / 2];
 
-    multiply<product<N, BACKWARD, 0>>(f, at, group, (s.depth + DEPTH - 1) / DEPTH, 0, d);
+    multiply<product<N, BACKWARD, 0>>(f, at, group, (s.depth + DEPTH - 1) / DEPTH, d);
     write_rows<N>(d, to, f.staging(group), group, turn);
 }
 

@@ -211,7 +211,7 @@ __global__ __cluster_dims__(2) __launch_bounds__(THREADS, 1)
         for (int number = blockIdx.x / 2; number < s.all; number += gridDim.x / 2) {
             float d[128];
 
-            multiply<half_product<TA, TB>>(f, at, group, stages, 0, d);
+            multiply<half_product<TA, TB>>(f, at, group, stages, d);
             const tile t = tile_of<SYMMETRIC>(s, number);
             if constexpr (std::is_same<W, __half>::value)
                 write_tile<SYMMETRIC>(d, f.staging(group), group, &m.c, s, t);
