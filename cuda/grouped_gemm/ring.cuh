@@ -12,7 +12,6 @@ constexpr int GROUPS =
     2; /* warpgroups that multiply, 64 x 256 outputs each; after the one that loads */
 constexpr int THREADS = (GROUPS + 1) * 128;
 constexpr uint32_t A_BYTES = OWN * DEPTH * 2, B_BYTES = COMMON * DEPTH * 2;
-constexpr uint32_t STAGE_BYTES = A_BYTES + B_BYTES;
 constexpr uint32_t BLOCK_BYTES = 64 * 128; /* 64 rows of a swizzled block */
 
 /* where a thread stands in a ring of N */

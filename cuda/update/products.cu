@@ -93,7 +93,7 @@ __device__ __forceinline__ void load_tiles(const frame &f, const maps &m, const 
             const uint32_t full = f.full(at.slot);
 
             barrier_wait(f.empty(at.slot), at.parity ^ 1);
-            barrier_expect(full, STAGE_BYTES);
+            barrier_expect(full, frame::STAGE_BYTES);
             load_half<TA, false>(f.a(at.slot), &m.a, t.row + rank * OWN, i * DEPTH, t.matrix, full);
             load_half<TB, true>(f.b(at.slot) + rank * (B_BYTES / 2), &m.b, t.column + rank * (TILE / 2), i * DEPTH,
                                 t.matrix, full);
