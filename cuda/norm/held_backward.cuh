@@ -6,8 +6,8 @@
  * to partial [blocks, 2, width] (NULL: not wanted). */
 #pragma once
 
+#include "grouped_gemm/tensor.cuh"
 #include "norm/held.cuh"
-#include "sparse_mla/hopper.cuh"
 
 namespace held {
 
@@ -170,7 +170,7 @@ struct ring {
     {
         const uint32_t barrier = full + (uint32_t)s * 8, bytes = (ADD ? 3 : 2) * row_bytes, to = data + s * bytes;
 
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+        hopper::barrier_expect(barrier, bytes);
         copy(to, x + row * n.x_stride, barrier);
         copy(to + row_bytes, dy + row * n.y_stride, barrier);
         if (ADD) copy(to + 2 * row_bytes, dx + row * n.x_stride, barrier);
@@ -178,7 +178,7 @@ struct ring {
     __device__ void open() const
     {
         for (int s = 0; s < stages; s++) hopper::barrier_init(full + s * 8, 1);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        hopper::fence_barrier_init();
     }
     __device__ __forceinline__ void wait() const { hopper::barrier_wait(full + (uint32_t)stage * 8, parity); }
     /* The stage so many turns ago. */
