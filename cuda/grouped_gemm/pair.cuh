@@ -1,7 +1,7 @@
 /* The frame of both kernels. A persistent pair of blocks takes tiles from the plan until none is
  * left. In each block one thread feeds the ring, two warpgroups multiply, and in the first block of
- * the pair one warp deals out tiles. A warpgroup that is through with its half of a tile writes it
- * while the other still multiplies and the ring refills. */
+ * the pair one warp deals out tiles. In rows.cu a warpgroup that is through with its half of a tile
+ * writes it while the other still multiplies and the ring refills. */
 #pragma once
 #include "ring.cuh"
 
@@ -35,7 +35,7 @@ struct mailbox {
     __device__ uint32_t wanted() const { return at + (int)offsetof(messages, wanted); }
 };
 
-/* The ring, the mailbox behind it, and room for `more` barriers of the kernel's own. */
+/* The ring, the mailbox behind it, and room for MORE barriers of the kernel's own. */
 template <int STAGES, int STAGING, int MORE = 0, int COLUMNS = COMMON>
 struct frame : ring<STAGES, STAGING, COLUMNS>, mailbox {
     using base_ring = ring<STAGES, STAGING, COLUMNS>;

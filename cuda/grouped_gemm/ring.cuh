@@ -1,4 +1,4 @@
-/* How a pair of blocks multiplies tiles of 256 x 256, here and in ../update: a ring of stages in
+/* How a pair of blocks multiplies tiles of 256 rows, here and in ../update: a ring of stages in
  * shared memory, which one thread of each block feeds through the copy engine, two warpgroups that
  * multiply, and blocks of shared memory that results leave through. */
 #pragma once
@@ -9,7 +9,7 @@ namespace pair {
 using namespace hopper;
 
 constexpr int GROUPS =
-    2; /* warpgroups that multiply, 64 x 256 outputs each; after the one that loads */
+    2; /* warpgroups that multiply, 64 rows of a block's outputs each; after the one that loads */
 constexpr int THREADS = (GROUPS + 1) * 128;
 constexpr uint32_t A_BYTES = OWN * DEPTH * 2, B_BYTES = COMMON * DEPTH * 2;
 constexpr uint32_t BLOCK_BYTES = 64 * 128; /* 64 rows of a swizzled block */

@@ -5,9 +5,9 @@
 
 #include "grouped_gemm.h"
 
-/* A pair of blocks (a cluster) computes 256 x 256 outputs, each block 128 x 256 of them: 256
- * columns of operand B, which both need and each loads half of for both, and its own 128 of operand
- * A. */
+/* A pair of blocks (a cluster) computes 256 rows of outputs, each block 128 of them: up to 256
+ * columns (COMMON) of operand B, which both need and each loads half of for both, and its own 128
+ * of operand A. */
 constexpr int OWN = 128, PAIR = 256, COMMON = 256;
 constexpr int DEPTH =
     64; /* of a stage, in the direction that is summed: a swizzled row of 128 bytes */
