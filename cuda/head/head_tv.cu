@@ -57,7 +57,8 @@ __global__ __launch_bounds__(THREADS) void softmax_kernel(int64_t vocabulary, fl
     soften(logits + blockIdx.x * vocabulary, vocabulary);
 }
 
-/* The acceptance sum min(p, q); *below gets the sum of q over q <= p. Rounding may carry either beyond 1. */
+/* The acceptance sum min(p, q); *below gets the sum of q where it counts (takes_draft). Rounding may carry either
+ * beyond 1. */
 __device__ float acceptance(const float *p, const float *q, int64_t count, int32_t *side, bool given, float *below)
 {
     double overlap = 0, under = 0;
@@ -110,7 +111,7 @@ __device__ void row_loss(const arguments &x, int64_t i)
 }
 
 /* d loss / d alpha_d = -(product of those before) (1 + the products of those after) / depths: no division by alpha. And
- * d alpha / d logits = q ((q <= p) - below). */
+ * d alpha / d logits = q (takes_draft - below). */
 template <class T>
 __device__ void row_gradient(const arguments &x, int64_t i)
 {

@@ -109,8 +109,8 @@ __device__ __forceinline__ int32_t *side_of(const arguments &g, int64_t i, int32
     return SIDES ? g.drafts.side + (d * g.h.rows + g.first + i) * g.h.vocabulary : nullptr;
 }
 
-/* Of one depth of a row: the acceptance sum min(p, q), and the sum of q over q <= p. Rounding may carry either beyond
- * 1. */
+/* Of one depth of a row: the acceptance sum min(p, q), and the sum of q where it counts (takes_draft). Rounding
+ * may carry either beyond 1. */
 template <bool SIDES>
 __device__ float4 acceptance(const arguments &g, int64_t i, int32_t d)
 {
@@ -159,7 +159,7 @@ __device__ void chain_loss(const arguments &g, int64_t i)
 }
 
 /* d loss / d alpha_d = -(product of those before) (1 + the products of those after) / depths: no division by alpha. And
- * d alpha / d logits = q ((q <= p) - below). */
+ * d alpha / d logits = q (takes_draft - below). */
 template <bool SIDES>
 __device__ void chain_gradient(const arguments &g, int64_t i)
 {
