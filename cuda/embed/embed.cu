@@ -139,7 +139,7 @@ __device__ __forceinline__ void add_rows(const struct embed &e, const int *list,
 template <int V, class T, class G>
 __device__ void add_slices(const struct embed &e, const int32_t *rows, int n, int number, const T *dy, G *table)
 {
-    constexpr int THINNEST = V > 1 ? 8 : 64, AT_ONCE = 4;
+    constexpr int THINNEST = V > 1 ? 8 : 64;
     __shared__ float part[SUM_THREADS][V + 1];
     const int pieces = (int)(e.width / V), shared_by = min(n, MOST_SLICES);
     const int wanted = (pieces + shared_by - 1) / shared_by;
